@@ -1,0 +1,1 @@
+"""The event loop: arrivals and steps as SimPy processes on one clock (alone in importing simpy)."""

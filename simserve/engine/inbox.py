@@ -1,0 +1,61 @@
+"""Everything that reaches the engine from outside, in order of time: requests, aborts, resets."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simserve.protocols import Workload
+from simserve.types import TraceRequest
+
+__all__ = ["Abort", "Inbox", "Message", "Reset"]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request."""
+
+    time_s: float
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Drop the prefix cache, if it is unused."""
+
+    time_s: float
+
+
+Message = TraceRequest | Abort | Reset
+
+
+class Inbox:
+    """Merges a workload with timed aborts and resets.
+
+    At equal times requests come first, then aborts, then resets; each kind in its own order.
+    """
+
+    def __init__(
+        self, workload: Workload, aborts: Sequence[Abort] = (), resets: Sequence[Reset] = ()
+    ) -> None:
+        self._workload = workload
+        self._aborts = deque(sorted(aborts, key=lambda abort: abort.time_s))
+        self._resets = deque(sorted(resets, key=lambda reset: reset.time_s))
+
+    def next_time(self) -> float | None:
+        """When the earliest message is due (s), or None if none is known now."""
+        due = self._workload.next_arrival()
+        for queue in (self._aborts, self._resets):
+            if queue and (due is None or queue[0].time_s < due):
+                due = queue[0].time_s
+        return due
+
+    def pop(self) -> Message:
+        """Take the message that `next_time` announced."""
+        due = self.next_time()
+        if self._workload.next_arrival() == due:
+            return self._workload.take()
+        if self._aborts and self._aborts[0].time_s == due:
+            return self._aborts.popleft()
+        return self._resets.popleft()

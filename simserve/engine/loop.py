@@ -1,0 +1,280 @@
+"""The engine: take in what has arrived, schedule, run, update; one step in progress at a time.
+
+Two SimPy processes: one delivers messages at their times, the other steps. The engine keeps a clock
+of its own, in absolute times, and that clock orders events: SimPy's relative delays may differ from
+it in the last bit. An arrival during a step waits for the step's end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simserve.engine.admission import Admission
+from simserve.engine.inbox import Abort, Inbox, Message
+from simserve.protocols import (
+    Executor,
+    KVCacheManager,
+    Recorder,
+    Scheduler,
+    SteadyScheduler,
+    StepRecord,
+    Workload,
+)
+from simserve.types import Request, StepOutput, StepPlan, StepResult, StepRun, TraceRequest
+
+__all__ = ["Engine", "EngineParts", "Observer"]
+
+Process = Generator[simpy.Event, Any, None]
+
+LIVELOCK_PREEMPTIONS = 1000
+"""So many preemptions without one token or arrival in between: the engine runs in a circle."""
+
+
+class Observer(Protocol):
+    """Sees every single step; with one, the engine takes no steps at once."""
+
+    def scheduled(self, plan: StepPlan, now_s: float) -> None:
+        """schedule() has just returned."""
+        ...
+
+    def updated(self, plan: StepPlan, output: StepOutput, now_s: float) -> None:
+        """update() of this plan has just returned."""
+        ...
+
+    def reset(self, succeeded: bool, now_s: float) -> None:
+        """A reset of the prefix cache was asked for."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineParts:
+    """What the engine drives."""
+
+    workload: Workload
+    inbox: Inbox
+    scheduler: Scheduler
+    kv: KVCacheManager
+    executor: Executor
+    recorder: Recorder
+    admission: Admission
+    max_model_len: int
+    leap: bool = True
+    """Take runs of equal steps at once, where the scheduler offers it. Results do not depend on it."""
+    max_steps: int | None = None
+    observer: Observer | None = None
+
+
+class Engine:
+    """Synchronous engine. `status` tells how it ended: completed, deadlock, livelock, max_steps."""
+
+    def __init__(self, env: simpy.Environment, parts: EngineParts) -> None:
+        self.env = env
+        self.now = 0.0
+        self.status = ""
+        self.num_steps = 0
+        self._parts = parts
+        self._inbox = parts.inbox
+        self._scheduler = parts.scheduler
+        self._kv = parts.kv
+        scheduler = parts.scheduler
+        self._steady: SteadyScheduler | None = None
+        if parts.leap and parts.observer is None and isinstance(scheduler, SteadyScheduler):
+            self._steady = scheduler
+        self._mail: deque[Message] = deque()
+        self._armed_for: float | None = None
+        self._leaping = False
+        self._idle_preemptions = 0
+        self._postman = env.process(self._deliver())
+        self.process = env.process(self._run())
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def _deliver(self) -> Process:
+        """Bring each message at its time, and wake an engine that sleeps over several steps."""
+        while True:
+            due = self._armed_for = self._inbox.next_time()
+            try:
+                yield self.env.event() if due is None else self._until(due)
+            except simpy.Interrupt:
+                continue  # an earlier message has turned up
+            while due is not None and (time := self._inbox.next_time()) is not None and time <= due:
+                self._mail.append(self._inbox.pop())
+            if self._mail and self._leaping:
+                self._leaping = False
+                self.process.interrupt()
+
+    def _next_due(self) -> float | None:
+        return _due(self._mail[0]) if self._mail else self._inbox.next_time()
+
+    def _take_in(self) -> None:
+        """Accept everything that is due by the engine's clock."""
+        while (due := self._next_due()) is not None and due <= self.now:
+            self._accept(self._mail.popleft() if self._mail else self._inbox.pop())
+
+    def _accept(self, message: Message) -> None:
+        parts = self._parts
+        self._idle_preemptions = 0
+        if isinstance(message, TraceRequest):
+            reason = parts.admission.reason_to_reject(message)
+            if reason is not None:
+                parts.recorder.rejected(message, reason, self.now)
+                self._ended(message.request_id)
+                return
+            parts.recorder.arrived(message, self.now)
+            parts.executor.add_request(message)
+            self._scheduler.add_request(Request(message, parts.max_model_len))
+        elif isinstance(message, Abort):
+            request = self._scheduler.abort(message.request_id)
+            if request is not None:
+                parts.recorder.aborted(request, self.now)
+                self._ended(request.request_id)
+        else:
+            succeeded = self._kv.reset_prefix_cache()
+            if parts.observer is not None:
+                parts.observer.reset(succeeded, self.now)
+
+    def _ended(self, request_id: str) -> None:
+        """Closed loops may send the next request now; the postman must know if it is earlier."""
+        self._parts.workload.finished(request_id, self.now)
+        due = self._inbox.next_time()
+        if due is not None and (self._armed_for is None or due < self._armed_for):
+            self._armed_for = due
+            self._postman.interrupt()
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _run(self) -> Process:
+        while not self.status:
+            self._take_in()
+            if self._unfinished:
+                yield from self._step()
+            else:
+                yield from self._wait_for_message("completed")
+
+    @property
+    def _unfinished(self) -> int:
+        return self._scheduler.num_running + self._scheduler.num_waiting
+
+    def _wait_for_message(self, status_if_none: str) -> Process:
+        """Sleep until the next message is due; with none left, that is the end."""
+        due = self._next_due()
+        if due is None:
+            self.status = status_if_none
+            return
+        self.now = max(self.now, due)
+        yield self._until(self.now)
+
+    def _step(self) -> Process:
+        start_s = self.now
+        plan = self._schedule()
+        num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting
+        free_blocks = self._kv.num_free_blocks
+        if not plan.request_ids:
+            result = _nothing(start_s)
+            passed, free = 1, np.array([free_blocks])
+        else:
+            count = self._steady.steady_steps(plan) if self._steady is not None else 1
+            result = self._parts.executor.submit(StepRun(plan, count), start_s)
+            passed = yield from self._sleep_over(result.ends_s)
+            free = self._pass_over(plan, passed, free_blocks)
+            if passed < count:
+                result = _cut(result, passed)
+            self.now = float(result.ends_s[-1])
+        output = self._update(plan, result)
+        self._parts.recorder.stepped(
+            StepRecord(
+                StepRun(plan, passed),
+                start_s,
+                result,
+                output,
+                start_s,
+                num_running,
+                num_waiting,
+                free,
+                self._kv.stats,
+            )
+        )
+        self.num_steps += passed
+        self._guard(plan, output)
+        if not plan.request_ids and not plan.preempted_ids and not self.status:
+            yield from self._wait_for_message("deadlock")
+
+    def _schedule(self) -> StepPlan:
+        plan = self._scheduler.schedule()
+        if self._parts.observer is not None:
+            self._parts.observer.scheduled(plan, self.now)
+        return plan
+
+    def _update(self, plan: StepPlan, result: StepResult) -> StepOutput:
+        output = self._scheduler.update(plan, result)
+        for request in output.finished:
+            self._ended(request.request_id)
+        if self._parts.observer is not None:
+            self._parts.observer.updated(plan, output, self.now)
+        return output
+
+    def _sleep_over(self, ends_s: NDArray[np.float64]) -> Generator[simpy.Event, Any, int]:
+        """Sleep to the end of a run, or of the step in progress when a message comes.
+
+        Returns how many steps have passed.
+        """
+        passed = len(ends_s)
+        if passed > 1 and not self._mail:
+            self._leaping = True
+            try:
+                yield self._until(float(ends_s[-1]))
+                self._leaping = False
+                return passed
+            except simpy.Interrupt:
+                pass
+        if passed > 1:
+            passed = min(passed, int(np.searchsorted(ends_s, _due(self._mail[0]))) + 1)
+        yield self._until(float(ends_s[passed - 1]))
+        return passed
+
+    def _pass_over(self, plan: StepPlan, passed: int, free_blocks: int) -> NDArray[np.int64]:
+        """Commit the steps of a run; free blocks after each schedule(), shape [passed]."""
+        free = np.full(passed, free_blocks)
+        if passed > 1:
+            assert self._steady is not None
+            free[1:] -= np.cumsum(self._steady.advance(plan, passed))
+        return free
+
+    def _guard(self, plan: StepPlan, output: StepOutput) -> None:
+        """Nothing runs for ever."""
+        if any(output.num_emitted):
+            self._idle_preemptions = 0
+        elif plan.preempted_ids:
+            self._idle_preemptions += len(plan.preempted_ids)
+        limit = self._parts.max_steps
+        if limit is not None and self.num_steps >= limit:
+            self.status = "max_steps"
+        elif self._idle_preemptions > LIVELOCK_PREEMPTIONS:
+            self.status = "livelock"
+
+    def _until(self, time_s: float) -> simpy.Event:
+        return self.env.timeout(max(0.0, time_s - self.env.now))
+
+
+def _due(message: Message) -> float:
+    return message.arrival_s if isinstance(message, TraceRequest) else message.time_s
+
+
+def _nothing(now_s: float) -> StepResult:
+    """The result of a step without tokens: no model is run."""
+    return StepResult(np.array([now_s]), {}, ())
+
+
+def _cut(result: StepResult, count: int) -> StepResult:
+    """The first `count` steps of a run."""
+    parts = {name: values[:count] for name, values in result.parts.items()}
+    return StepResult(result.ends_s[:count], parts, result.num_emitted)
+
+

@@ -1,0 +1,79 @@
+"""The free queue: blocks nobody uses, least recently used first.
+
+A log of block ids with tombstones: appends go to the tail, a removed block leaves a 0 behind, and
+the head skips zeros. So handing out, freeing and rescuing k blocks are array operations, and the
+order is exactly that of a doubly linked list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Blocks", "FreeQueue"]
+
+Blocks = NDArray[np.int32]
+"""Block ids; 0 is the null block."""
+
+
+class FreeQueue:
+    """LRU order: freed blocks go to the tail, blocks are handed out from the head."""
+
+    def __init__(self, num_gpu_blocks: int) -> None:
+        """Queue blocks 1 ... num_gpu_blocks - 1 in that order; block 0 is the null block."""
+        self._log = np.zeros(2 * num_gpu_blocks + 64, dtype=np.int32)
+        self._log[: num_gpu_blocks - 1] = np.arange(1, num_gpu_blocks)
+        self._position = np.arange(-1, num_gpu_blocks - 1, dtype=np.int64)
+        self._head = 0
+        self._tail = self._len = num_gpu_blocks - 1
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __iter__(self) -> Iterator[int]:
+        """Block ids from head (next to be handed out) to tail."""
+        live = self._log[self._head : self._tail]
+        return iter(live[live > 0].tolist())
+
+    def popleft_n(self, count: int) -> Blocks:
+        """Take `count` blocks from the head; there must be so many."""
+        head, width = self._head, count
+        taken = self._log[head : head + count]
+        if not taken.all():
+            while True:
+                width *= 2
+                live = np.flatnonzero(self._log[head : min(head + width, self._tail)])
+                if len(live) >= count:
+                    break
+            taken = self._log[head + live[:count]]
+            self._head = head + int(live[count - 1]) + 1
+        else:
+            taken = taken.copy()
+            self._head = head + count
+        self._len -= count
+        return taken
+
+    def append_n(self, blocks: Blocks) -> None:
+        """Add blocks at the tail, in the order given."""
+        count = len(blocks)
+        if self._tail + count > len(self._log):
+            self._compact()
+        tail = self._tail
+        self._log[tail : tail + count] = blocks
+        self._position[blocks] = np.arange(tail, tail + count)
+        self._tail = tail + count
+        self._len += count
+
+    def remove_n(self, blocks: Blocks) -> None:
+        """Take out blocks wherever they stand (a cached block is used again)."""
+        self._log[self._position[blocks]] = 0
+        self._len -= len(blocks)
+
+    def _compact(self) -> None:
+        live = self._log[self._head : self._tail]
+        live = live[live > 0]
+        self._log[: len(live)] = live
+        self._position[live] = np.arange(len(live))
+        self._head, self._tail = 0, len(live)

@@ -1,0 +1,235 @@
+"""Block identity: equal identities mean equal whole prefixes, as vLLM's chained block hashes do.
+
+An identity is a place in a trie of stretches. A stretch is a run of blocks inside one segment (or a
+single block that spans several), hanging below the block before it; block i of it is (stretch, i).
+So a prompt of any length is found with one dictionary access per part, not per block, the identity
+is exact (no collisions), and a whole stretch is looked up, committed and evicted as an array.
+
+A stretch lives while a request, a cached block or a stretch below holds it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from simserve.kv.free_queue import Blocks
+from simserve.segments import Segment, Segments, split_blocks, total_len
+from simserve.types import MmItem, TraceRequest
+
+__all__ = ["Chain", "IdentityTrie", "Stretch"]
+
+_EMPTY: Blocks = np.zeros(0, dtype=np.int32)
+
+
+class Stretch:
+    """Consecutive block identities without a branch inside, and the blocks cached under them."""
+
+    __slots__ = ("cached", "children", "duplicates", "key", "parent", "refs", "slot")
+
+    def __init__(self, parent: Stretch | None, key: Hashable, slot: int, num_groups: int) -> None:
+        self.parent = parent
+        self.key = key
+        self.slot = slot
+        self.refs = 0
+        self.children: dict[Hashable, Stretch] | None = None
+        self.cached: list[Blocks] = [_EMPTY] * num_groups
+        """Per KV group: oldest block cached under each identity; 0, or beyond the end: none."""
+        self.duplicates: dict[tuple[int, int], list[int]] | None = None
+        """Further blocks under (group, index), in order of insertion."""
+
+    def room_for(self, group: int, count: int) -> Blocks:
+        """The group's array of cached blocks, at least `count` long."""
+        cached = self.cached[group]
+        if len(cached) < count:
+            grown = np.zeros(max(count, 2 * len(cached)), dtype=np.int32)
+            grown[: len(cached)] = cached
+            self.cached[group] = cached = grown
+        return cached
+
+
+class Span(NamedTuple):
+    """Part of a chain: blocks `first` ... `first + count - 1` of a request are a stretch's first."""
+
+    first: int
+    stretch: Stretch
+    count: int
+
+
+class Chain:
+    """Identities of all full blocks a request may come to have, prompt and output."""
+
+    __slots__ = ("_firsts", "num_blocks", "spans")
+
+    def __init__(self, spans: list[Span]) -> None:
+        self.spans = spans
+        self._firsts = [span.first for span in spans]
+        self.num_blocks = spans[-1].first + spans[-1].count if spans else 0
+
+    def between(self, start: int, stop: int) -> Iterator[tuple[Stretch, int, int]]:
+        """(stretch, first index, end index) of blocks `start` ... `stop - 1`, piece by piece."""
+        i = bisect_right(self._firsts, start) - 1
+        while start < stop:
+            first, stretch, count = self.spans[i]
+            end = min(stop, first + count)
+            yield stretch, start - first, end - first
+            start = end
+            i += 1
+
+
+class IdentityTrie:
+    """Makes chains, and drops stretches nobody holds any more."""
+
+    def __init__(self, block_size: int, num_groups: int) -> None:
+        self._block_size = block_size
+        self._num_groups = num_groups
+        self._roots: dict[Hashable, Stretch] = {}
+        self.stretches: list[Stretch | None] = [None]
+        """By slot number; slot 0 is nobody's."""
+        self._free_slots: list[int] = []
+
+    def chain(self, request: TraceRequest) -> Chain:
+        """The chain of a request. It holds its stretches until `release`."""
+        root = self._root(request)
+        parts = request.prompt + request.output_parts
+        spans: list[Span] = []
+        first = 0
+        for stretch, count in self._walk(root, parts, request.mm_items):
+            spans.append(Span(first, stretch, count))
+            first += count
+        if spans:
+            spans[-1].stretch.refs += 1
+        elif root.refs == 0:
+            self._drop(root)
+        return Chain(spans)
+
+    def release(self, chain: Chain) -> None:
+        """A request is over: its chain is not needed any more."""
+        if chain.spans:
+            self.unref(chain.spans[-1].stretch, 1)
+
+    def unref(self, stretch: Stretch, count: int) -> None:
+        """Drop `count` holds on a stretch, and every stretch that is then held by nothing."""
+        stretch.refs -= count
+        if stretch.refs == 0:
+            self._drop(stretch)
+
+    def _drop(self, stretch: Stretch) -> None:
+        while True:
+            self.stretches[stretch.slot] = None
+            self._free_slots.append(stretch.slot)
+            parent = stretch.parent
+            if parent is None:
+                del self._roots[stretch.key]
+                return
+            assert parent.children is not None
+            del parent.children[stretch.key]
+            parent.refs -= 1
+            if parent.refs:
+                return
+            stretch = parent
+
+    def _root(self, request: TraceRequest) -> Stretch:
+        # LoRA is part of every block's key and the salt of the first one's; both separate whole
+        # prefixes, so that a root of its own says the same. An empty salt equals none.
+        key = (request.lora_id, request.cache_salt or None)
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = self._new(None, key)
+        return root
+
+    def _walk(
+        self, stretch: Stretch, parts: Segments, items: tuple[MmItem, ...]
+    ) -> Iterator[tuple[Stretch, int]]:
+        """Stretches and block counts along `parts`; a partial last block has no identity."""
+        plain = min((item.offset // self._block_size for item in items), default=None)
+        index = -1
+        for key, count in self._plain_keys(parts, plain):
+            stretch, index = self._child(stretch, index, key), count - 1
+            yield stretch, count
+        if plain is not None:
+            for key in self._item_keys(parts, plain, items):
+                stretch, index = self._child(stretch, index, key), 0
+                yield stretch, 1
+
+    def _plain_keys(self, parts: Segments, limit: int | None) -> Iterator[tuple[Hashable, int]]:
+        """Keys along `parts` and the blocks each stands for, at most `limit` blocks."""
+        size = self._block_size
+        left = total_len(parts) // size if limit is None else limit
+        pieces: list[tuple[Hashable, ...]] = []
+        room = size
+        for segment, length in parts:
+            offset = 0
+            if pieces and length >= room and left:
+                pieces.append(_piece(segment, 0, room))
+                yield _content(pieces), 1
+                offset, pieces, room, left = room, [], size, left - 1
+            if not pieces and (count := min((length - offset) // size, left)):
+                left -= count
+                end = offset + count * size
+                if isinstance(segment, tuple):
+                    for start in range(offset, end, size):
+                        yield _content([_piece(segment, start, size)]), 1
+                else:
+                    yield (segment, offset), count
+                offset = end
+            if not left:
+                return
+            if offset < length:
+                pieces.append(_piece(segment, offset, length - offset))
+                room -= length - offset
+
+    def _item_keys(
+        self, parts: Segments, first: int, items: tuple[MmItem, ...]
+    ) -> Iterator[Hashable]:
+        """Keys of single blocks from block `first` on: the items a block touches belong to it."""
+        size = self._block_size
+        for number, block in enumerate(islice(split_blocks(parts, size), first, None), first):
+            start = number * size
+            # As the engine has it: an item also counts for a block that starts at its very end.
+            touching = tuple(
+                item.identifier
+                for item in items
+                if item.offset < start + size and item.offset + item.length >= start
+            )
+            yield touching, _content([_piece(*piece) for piece in block])
+
+    def _child(self, parent: Stretch, index: int, key: Hashable) -> Stretch:
+        if parent.children is None:
+            parent.children = {}
+        child = parent.children.get((index, key))
+        if child is None:
+            child = parent.children[index, key] = self._new(parent, (index, key))
+            parent.refs += 1
+        return child
+
+    def _new(self, parent: Stretch | None, key: Hashable) -> Stretch:
+        slot = self._free_slots.pop() if self._free_slots else len(self.stretches)
+        stretch = Stretch(parent, key, slot, self._num_groups)
+        if slot == len(self.stretches):
+            self.stretches.append(stretch)
+        else:
+            self.stretches[slot] = stretch
+        return stretch
+
+
+def _piece(segment: Segment, offset: int, count: int) -> tuple[Hashable, ...]:
+    """Contents of part of a block: a literal's tokens, or a name and a place in its segment."""
+    if isinstance(segment, tuple):
+        return segment[offset : offset + count]
+    return "of", segment, offset, count
+
+
+def _content(pieces: list[tuple[Hashable, ...]]) -> Hashable:
+    """Contents of one block. Neighbouring literals are joined: where they met does not matter."""
+    joined: list[tuple[Hashable, ...]] = []
+    for piece in pieces:
+        if joined and piece[0] != "of" and joined[-1][0] != "of":
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    return tuple(joined)

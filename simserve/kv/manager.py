@@ -1,0 +1,312 @@
+"""The paged KV cache manager: block tables, allocation, and the prefix cache, as vLLM v0.11.0 has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.kv.block_pool import BlockPool
+from simserve.kv.free_queue import Blocks, FreeQueue
+from simserve.kv.groups import FullAttention, Group, SlidingWindow, find_hit
+from simserve.kv.identity import Chain, IdentityTrie
+from simserve.protocols import BlockStats, PrefixHit
+from simserve.types import Request
+
+__all__ = ["PagedKVCacheManager"]
+
+
+class _Held:
+    """What a request holds: its block table per group, and how far it is committed to the cache."""
+
+    __slots__ = ("chain", "committed", "tables")
+
+    def __init__(self, num_groups: int) -> None:
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.committed = [0] * num_groups
+        self.chain: Chain | None = None
+
+
+class PagedKVCacheManager:
+    """Hands out blocks of `block_size` tokens on demand and finds cached prefixes.
+
+    Args:
+        num_gpu_blocks: size of the pool, block 0 (the null block) included.
+        block_size: tokens per block, the same in every group.
+        max_model_len: no request is given slots beyond this many tokens.
+        enable_prefix_caching: whether blocks get identities and are found again.
+        groups: KV groups; one full-attention group by default.
+        drop_last_hit: recompute the last hit block (eagle-style drafters).
+        free_queue: the eviction order.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_gpu_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+        groups: Sequence[Group] = (FullAttention(),),
+        drop_last_hit: bool = False,
+        free_queue: Any = FreeQueue,
+    ) -> None:
+        self.num_gpu_blocks = num_gpu_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.groups = tuple(groups)
+        self._max_model_len = max_model_len
+        self._drop_last_hit = drop_last_hit
+        self._trie = IdentityTrie(block_size, len(self.groups))
+        self.pool = BlockPool(
+            num_gpu_blocks, self._trie, free_queue(num_gpu_blocks), len(self.groups)
+        )
+        self._held: dict[str, _Held] = {}
+        self._windows = [(g, w) for g, w in enumerate(self.groups) if isinstance(w, SlidingWindow)]
+        self._single = len(self.groups) == 1 and not self._windows
+
+    # -- what there is ---------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that could be handed out now, evictable cached ones included."""
+        return len(self.pool.free_queue)
+
+    @property
+    def stats(self) -> BlockStats:
+        """Counters since the start."""
+        return BlockStats(self.pool.evicted_cached_blocks, self.pool.num_cached_keys)
+
+    def get_block_ids(self, request: Request) -> tuple[Sequence[int], ...]:
+        """The block table of a request, per KV group."""
+        return tuple(self._held_by(request).tables)
+
+    def can_hold(self, num_tokens: int) -> bool:
+        """Whether an otherwise empty pool could hold a request of so many computed tokens."""
+        blocks = -(-num_tokens // self.block_size)
+        needed = sum(
+            min(blocks, -(-group.window // self.block_size) + 1)
+            if isinstance(group, SlidingWindow)
+            else blocks
+            for group in self.groups
+        )
+        return needed <= self.num_gpu_blocks - 1
+
+    def get_num_common_prefix_blocks(self, request: Request, num_running: int) -> tuple[int, ...]:
+        """Leading blocks of `request` that `num_running` requests use, per KV group."""
+        if not self.enable_prefix_caching:
+            return (0,) * len(self.groups)
+        counts = self.pool.ref_counts
+        common = []
+        for group, table in zip(self.groups, self._held_by(request).tables, strict=True):
+            shared = 0
+            if isinstance(group, FullAttention) and table and counts[table[0]] == num_running:
+                same = counts[table] == num_running
+                shared = len(table) if same.all() else int(same.argmin())
+            common.append(shared)
+        return tuple(common)
+
+    # -- the prefix cache ------------------------------------------------------------------------
+
+    def get_computed_blocks(self, request: Request) -> PrefixHit | None:
+        """Longest usable cached prefix; None if the cache is not asked. Touches nothing.
+
+        At least one token is left to compute, so a fully cached prompt loses its last block.
+        """
+        if not self.enable_prefix_caching or request.trace.prompt_logprobs:
+            return None
+        hit = find_hit(
+            self._chain(request),
+            self.groups,
+            request.num_tokens - 1,
+            self.block_size,
+            self._drop_last_hit,
+        )
+        return PrefixHit(tuple(hit), len(hit[0]) * self.block_size)
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Commit the full blocks of the first `num_computed_tokens` tokens to the prefix cache."""
+        if self.enable_prefix_caching:
+            held = self._held_by(request)
+            self._commit(request, held, num_computed_tokens // self.block_size)
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop all cache keys if no block is in use; whether it did. The queue's order stays."""
+        if self.num_free_blocks != self.num_gpu_blocks - 1:
+            return False
+        self.pool.drop_all_keys()
+        return True
+
+    # -- allocation ------------------------------------------------------------------------------
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        hit: PrefixHit | None = None,
+        num_lookahead_tokens: int = 0,
+    ) -> tuple[Sequence[int], ...] | None:
+        """Make room for tokens. New blocks per group, () if none were needed, None if it failed.
+
+        On failure nothing has changed, but for blocks that fell out of a sliding window.
+        A block enters the prefix cache here, before its KV is computed, once all its tokens are
+        known; drafts never do.
+        """
+        held = self._held_by(request)
+        size = self.block_size
+        computed = request.num_computed_tokens
+        for g, window in self._windows:
+            self._drop_out_of_window(held.tables[g], window.last_useful_block(computed, size))
+        end = computed + num_new_tokens + (hit.num_tokens if hit else 0)
+        slots = min(end + num_lookahead_tokens, self._max_model_len)
+        new_blocks: tuple[Sequence[int], ...] = ()
+        if hit or slots > size * len(held.tables[0]):
+            allocated = self._allocate(held, -(-slots // size), hit)
+            if allocated is None:
+                return None
+            new_blocks = allocated
+        if self.enable_prefix_caching:
+            full_blocks = min(end, request.num_tokens) // size
+            if full_blocks > held.committed[0]:
+                self._commit(request, held, full_blocks)
+        return new_blocks
+
+    def free(self, request: Request) -> None:
+        """Give back a request's blocks, last first. The cache keys stay. Idempotent."""
+        held = self._held.get(request.request_id)
+        if held is None:
+            return
+        for g, table in enumerate(held.tables):
+            if table:
+                blocks = np.array(table[::-1], dtype=np.int32)
+                self.pool.free(blocks[blocks > 0] if self._windows else blocks)
+                held.tables[g] = []
+            held.committed[g] = 0
+
+    def forget(self, request: Request) -> None:
+        """Free what a finished request holds and drop all that is known of it."""
+        self.free(request)
+        held = self._held.pop(request.request_id, None)
+        if held is not None and held.chain is not None:
+            self._trie.release(held.chain)
+
+    # -- runs of decode steps --------------------------------------------------------------------
+
+    def steps_that_fit(self, requests: Sequence[Request], limit: int) -> int:
+        """For how many further steps of one token each the free blocks last (at most `limit`)."""
+        if not self._single:
+            return 0
+        size, free = self.block_size, self.num_free_blocks
+        if len(requests) * (limit // size + 1) <= free:
+            return limit
+        computed = np.array([r.num_computed_tokens for r in requests])
+        has = np.array([len(self._held[r.request_id].tables[0]) for r in requests])
+        low, high = 0, limit
+        while low < high:
+            steps = (low + high + 1) // 2
+            if int((-(-(computed + steps) // size) - has).clip(0).sum()) <= free:
+                low = steps
+            else:
+                high = steps - 1
+        return low
+
+    def grow(self, requests: Sequence[Request], count: int) -> NDArray[np.int64]:
+        """Allocate `count` further single-token steps of all requests, in single-step order.
+
+        Reads `num_computed_tokens` as it was before these steps, and does not change it.
+        Returns how many blocks each of the steps took, shape [count].
+        """
+        size = self.block_size
+        wants: list[tuple[int, int, list[int]]] = []
+        for position, request in enumerate(requests):
+            table = self._held[request.request_id].tables[0]
+            first = len(table) * size - request.num_computed_tokens
+            wants.extend((step, position, table) for step in range(first, count, size))
+        taken = np.zeros(count, dtype=np.int64)
+        if wants:
+            wants.sort(key=_by_step_and_position)
+            blocks = self.pool.allocate(len(wants)).tolist()
+            for (step, _, table), block in zip(wants, blocks, strict=True):
+                table.append(block)
+                taken[step] += 1
+        if self.enable_prefix_caching:
+            for request in requests:
+                held = self._held[request.request_id]
+                full_blocks = (request.num_computed_tokens + count) // size
+                if full_blocks > held.committed[0]:
+                    self._commit(request, held, full_blocks)
+        return taken
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _held_by(self, request: Request) -> _Held:
+        held = self._held.get(request.request_id)
+        if held is None:
+            held = self._held[request.request_id] = _Held(len(self.groups))
+        return held
+
+    def _chain(self, request: Request) -> Chain:
+        held = self._held_by(request)
+        if held.chain is None:
+            held.chain = self._trie.chain(request.trace)
+        return held.chain
+
+    def _allocate(
+        self, held: _Held, num_blocks: int, hit: PrefixHit | None
+    ) -> tuple[Sequence[int], ...] | None:
+        """Bring every table to `num_blocks` blocks, beginning with the hit; None if too few are free."""
+        hits: list[Blocks] = []
+        needed = 0
+        for g, table in enumerate(held.tables):
+            needed += num_blocks - len(table)
+            if hit:
+                blocks = np.asarray(hit.blocks[g], dtype=np.int32)
+                used = blocks[blocks > 0] if self._windows else blocks
+                hits.append(used)
+                # Hit blocks that nobody uses leave the free queue: they use up free blocks too.
+                needed += int((self.pool.ref_counts[used] == 0).sum()) - len(blocks)
+        if needed > self.num_free_blocks:
+            return None
+        if hit:
+            for g, used in enumerate(hits):
+                if len(used):
+                    self.pool.touch(used)
+                held.tables[g].extend(np.asarray(hit.blocks[g]).tolist())
+                held.committed[g] = len(hit.blocks[g])
+        new_blocks = []
+        for table in held.tables:
+            count = num_blocks - len(table)
+            blocks_of_group = self.pool.allocate(count).tolist() if count > 0 else []
+            table.extend(blocks_of_group)
+            new_blocks.append(blocks_of_group)
+        return tuple(new_blocks)
+
+    def _commit(self, request: Request, held: _Held, full_blocks: int) -> None:
+        chain = held.chain or self._chain(request)
+        for g, table in enumerate(held.tables):
+            start = held.committed[g]
+            if full_blocks <= start:
+                continue
+            done = start
+            for stretch, first, end in chain.between(start, full_blocks):
+                stop = done + end - first
+                self.pool.commit(stretch, first, g, np.array(table[done:stop], dtype=np.int32))
+                done = stop
+            held.committed[g] = full_blocks
+
+    def _drop_out_of_window(self, table: list[int], last_useful_block: int) -> None:
+        """Give back what lies before the window, from its edge down to what is gone already."""
+        dropped = []
+        for block in range(min(last_useful_block, len(table)) - 1, -1, -1):
+            if table[block] == 0:
+                break
+            dropped.append(table[block])
+            table[block] = 0
+        if dropped:
+            self.pool.free(np.array(dropped, dtype=np.int32))
+
+
+def _by_step_and_position(want: tuple[int, int, list[int]]) -> tuple[int, int]:
+    return want[:2]

@@ -1,0 +1,1 @@
+"""Schedulers: who runs in the next step, and with how many tokens."""

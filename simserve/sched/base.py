@@ -1,0 +1,211 @@
+"""What all schedulers share: the waiting queue, the running list, plans, admission and updates.
+
+A policy of one's own derives from `BaseScheduler` and writes `schedule()`, out of `run_on`,
+`admit` and `preempt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simserve.protocols import KVCacheManager, PrefixHit
+from simserve.sched.params import SchedulerParams
+from simserve.sched.queues import make_queue
+from simserve.types import (
+    Kind,
+    Lookups,
+    Request,
+    Status,
+    StepOutput,
+    StepPlan,
+    StepResult,
+)
+
+__all__ = ["BaseScheduler"]
+
+
+class BaseScheduler:
+    """Queues and bookkeeping; subclasses decide.
+
+    Args:
+        params: limits and rules.
+        kv: blocks and the prefix cache.
+    """
+
+    def __init__(self, params: SchedulerParams, kv: KVCacheManager) -> None:
+        self.params = params
+        self.kv = kv
+        self.waiting = make_queue(params.policy, params.as_engine)
+        self.running: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        """All that are waiting or running, by id."""
+        self._finished_ids: list[str] = []
+        self._num_steps = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests on the running list."""
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the waiting queue, preempted ones included."""
+        return len(self.waiting)
+
+    # -- requests come and go --------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Take in a request."""
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request early, wherever it is; None if it is not known."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return None
+        self._leave(request)
+        self._finish(request, Status.FINISHED_ABORTED, "abort")
+        return request
+
+    def _leave(self, request: Request) -> None:
+        if request.status == Status.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+
+    def _finish(self, request: Request, status: Status, reason: str) -> None:
+        request.status = status
+        request.finish_reason = reason
+        self.kv.forget(request)
+        del self.requests[request.request_id]
+        self._finished_ids.append(request.request_id)
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def new_plan(self) -> StepPlan:
+        """An empty plan; it carries the ids that ended since the last one."""
+        plan = StepPlan(self._num_steps, finished_ids=self._finished_ids)
+        self._finished_ids = []
+        self._num_steps += 1
+        return plan
+
+    def run_on(self, plan: StepPlan, request: Request, num_tokens: int) -> bool:
+        """Schedule tokens of a running request; False, and nothing done, if no blocks are free."""
+        new_blocks = self.kv.allocate_slots(
+            request, num_tokens, None, self.params.num_lookahead_tokens
+        )
+        if new_blocks is None:
+            return False
+        self._record(plan, request, num_tokens, new_blocks)
+        return True
+
+    def count_lookup(self, plan: StepPlan, request: Request, hit: PrefixHit | None) -> None:
+        """Count a prefix-cache lookup in the plan's statistics; None means that none was made."""
+        if hit is not None:
+            requests, queries, hits = plan.lookups
+            plan.lookups = Lookups(
+                requests + 1, queries + request.num_tokens, hits + hit.num_tokens
+            )
+
+    def admit(
+        self, plan: StepPlan, request: Request, num_tokens: int, hit: PrefixHit | None
+    ) -> bool:
+        """Move the queue's head to the running list; False, and nothing done, if no blocks are free.
+
+        `num_tokens` are computed after the `hit` (or after what the request has computed already).
+        """
+        lookahead = self.params.num_lookahead_tokens if request.num_computed_tokens else 0
+        if self.kv.allocate_slots(request, num_tokens, hit, lookahead) is None:
+            return False
+        self.count_lookup(plan, request, hit)
+        self.waiting.pop()
+        self.running.append(request)
+        resumed = request.status == Status.PREEMPTED
+        plan.kinds[request.request_id] = Kind.RESUMED if resumed else Kind.NEW
+        request.status = Status.RUNNING
+        if hit is not None:
+            request.num_computed_tokens = hit.num_tokens
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = request.num_computed_tokens
+        table = tuple(list(blocks) for blocks in self.kv.get_block_ids(request))
+        self._record(plan, request, num_tokens, table)
+        return True
+
+    def preempt(self, plan: StepPlan, request: Request) -> None:
+        """Take a running request's blocks and put it back into the queue; it will recompute."""
+        self.running.remove(request)
+        self.kv.free(request)
+        request.status = Status.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.waiting.put_back(request)
+        plan.preempted_ids.append(request.request_id)
+
+    def _record(
+        self,
+        plan: StepPlan,
+        request: Request,
+        num_tokens: int,
+        new_blocks: tuple[Sequence[int], ...],
+    ) -> None:
+        """Write a row of the plan; its tokens count as computed from now on."""
+        request_id, start = request.request_id, request.num_computed_tokens
+        plan.request_ids.append(request_id)
+        plan.starts.append(start)
+        plan.num_tokens.append(num_tokens)
+        end = start + num_tokens
+        plan.samples.append(end >= request.num_tokens + request.num_output_placeholders)
+        request.num_computed_tokens = end
+        if new_blocks:
+            plan.new_blocks[request_id] = new_blocks
+
+    def close_plan(self, plan: StepPlan) -> StepPlan:
+        """Add what is known only when all is scheduled."""
+        if self.running:
+            plan.num_common_prefix_blocks = self.kv.get_num_common_prefix_blocks(
+                self.running[0], len(self.running)
+            )
+        return plan
+
+    # -- its outcome -----------------------------------------------------------------------------
+
+    def update(self, plan: StepPlan, result: StepResult) -> StepOutput:
+        """Append the tokens of a step that has run; end the requests that have all they wanted."""
+        emitted = list(result.num_emitted)
+        finished: list[Request] = []
+        requests = self.requests
+        drafted = plan.draft_tokens
+        for i, request_id in enumerate(plan.request_ids):
+            request = requests.get(request_id)
+            if request is None:
+                emitted[i] = 0
+                continue
+            num_tokens = emitted[i]
+            if drafted and (drafts := drafted.get(request_id)):
+                # Rejected drafts were counted as computed; without any token, not even one is kept.
+                request.num_computed_tokens -= len(drafts) - (num_tokens - 1)
+            if num_tokens:
+                room = request.stop_len - request.num_tokens
+                if num_tokens >= room:
+                    num_tokens = emitted[i] = max(1, room)
+                request.num_tokens += num_tokens
+                self._token_appended(request, num_tokens)
+                if num_tokens >= room:
+                    finished.append(request)
+                    self._finish_by_length(request)
+        if finished:
+            self.running = [r for r in self.running if r.status == Status.RUNNING]
+        # New drafts replace the old ones; requests that are not named keep theirs.
+        for request_id, drafts in (result.draft_tokens or {}).items():
+            if request_id in requests:
+                requests[request_id].draft_tokens = drafts
+        return StepOutput(emitted, finished)
+
+    def _token_appended(self, request: Request, num_tokens: int) -> None:
+        """For schedulers that plan ahead of the tokens."""
+
+    def _finish_by_length(self, request: Request) -> None:
+        if request.status == Status.PREEMPTED:
+            self.waiting.remove(request)
+        self._finish(request, Status.FINISHED_LENGTH_CAPPED, "length")

@@ -1,0 +1,308 @@
+"""The nouns everything above shares: requests, plans, results, model shapes and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.segments import Segments, total_len
+
+__all__ = [
+    "GPU",
+    "AdmissionStop",
+    "FinishReason",
+    "Kind",
+    "Lookups",
+    "MmItem",
+    "ModelShape",
+    "Request",
+    "RequestGroup",
+    "ScheduledRequest",
+    "StepOutput",
+    "StepPlan",
+    "StepResult",
+    "StepRun",
+    "Status",
+    "TraceRequest",
+]
+
+
+class Status(IntEnum):
+    """Where a request is. Anything after PREEMPTED is final."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH_CAPPED = 4
+    FINISHED_ABORTED = 5
+    REJECTED = 6
+
+
+class Kind(IntEnum):
+    """How a request came into a step."""
+
+    RUNNING = 0
+    NEW = 1
+    RESUMED = 2
+    GHOST = 3
+    """Preempted after it was scheduled in this same step, yet still in the step's token counts."""
+
+
+FinishReason = str
+"""`length`, `stop`, `abort` or `rejected`; None while unfinished."""
+
+AdmissionStop = str
+"""What ended admission in a step: `budget`, `max_num_seqs`, `blocks`, `preemption` or `empty`."""
+
+
+class MmItem(NamedTuple):
+    """A multimodal item: its place in the prompt and its identity (it has no content here)."""
+
+    identifier: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """One request as a workload gives it. Nothing above the workload changes it."""
+
+    request_id: str
+    arrival_s: float
+    prompt: Segments
+    output_len: int
+    """Tokens to generate (vLLM: max_tokens with ignore_eos)."""
+    output: Segments | None = None
+    """Identity of the generated tokens; None: a segment of the request's own."""
+    class_: str = ""
+    priority: int = 0
+    """Lower is more important."""
+    session: str | None = None
+    turn: int = 0
+    parent: str | None = None
+    """The request whose end this one waits for (closed loop)."""
+    think_time_s: float = 0.0
+    cache_salt: str | None = None
+    lora_id: int | str | None = None
+    mm_items: tuple[MmItem, ...] = ()
+    prompt_logprobs: bool = False
+    """Prompt log-probabilities need every prompt token computed: no prefix lookup."""
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens in the prompt."""
+        return total_len(self.prompt)
+
+    @property
+    def output_parts(self) -> Segments:
+        """Identity of the generated tokens."""
+        return self.output or ((output_segment(self.request_id), self.output_len),)
+
+
+def output_segment(request_id: str) -> str:
+    """Name of the segment that a request's generated tokens make."""
+    return f"{request_id}/output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestGroup:
+    """Requests that belong together (n > 1, beams). Metrics are kept per child and per group."""
+
+    id: str
+    children: tuple[str, ...]
+    kind: str
+
+
+class Request:
+    """Mutable scheduling state of one request. All counts are tokens."""
+
+    __slots__ = (
+        "arrival_s",
+        "draft_tokens",
+        "finish_reason",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_output_placeholders",
+        "num_preemptions",
+        "num_tokens",
+        "priority",
+        "prompt_len",
+        "request_id",
+        "status",
+        "stop_len",
+        "trace",
+    )
+
+    def __init__(self, trace: TraceRequest, max_model_len: int) -> None:
+        self.trace = trace
+        self.request_id = trace.request_id
+        self.arrival_s = trace.arrival_s
+        self.priority = trace.priority
+        self.prompt_len = trace.prompt_len
+        self.max_tokens = trace.output_len
+        self.stop_len = min(max_model_len, self.prompt_len + self.max_tokens)
+        """The request ends by length when it has this many tokens."""
+        self.status = Status.WAITING
+        self.num_tokens = self.prompt_len
+        """Prompt and output tokens known to the scheduler."""
+        self.num_computed_tokens = 0
+        """Leading tokens that have, or are about to get, KV entries."""
+        self.draft_tokens: Sequence[int] = ()
+        self.num_output_placeholders = 0
+        self.num_cached_tokens = -1
+        """Prefix hit at the first admission; -1 before it."""
+        self.num_preemptions = 0
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the status is final."""
+        return self.status > Status.PREEMPTED
+
+
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step, as a row of a `StepPlan`."""
+
+    request_id: str
+    kind: Kind
+    start: int
+    """Tokens computed before the step."""
+    num_tokens: int
+    samples: bool
+    """Whether the step reaches the request's last known token, so that it yields a token."""
+    new_blocks: tuple[Sequence[int], ...]
+    """Per KV group: newly added blocks; the whole table for new and resumed requests."""
+    draft_tokens: Sequence[int]
+
+
+class Lookups(NamedTuple):
+    """Prefix-cache lookups: how many, tokens asked for, tokens found."""
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What the scheduler decided for one step. Columns, because a step is priced as a whole.
+
+    `request_ids`, `starts`, `num_tokens` and `samples` run in parallel, in the order scheduled:
+    running requests first, then those admitted. Sparse facts are mappings by request id.
+    A plan is not changed after `schedule()` has returned it.
+    """
+
+    step: int
+    request_ids: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    """Only those that are not `Kind.RUNNING`."""
+    new_blocks: dict[str, tuple[Sequence[int], ...]] = field(default_factory=dict)
+    draft_tokens: dict[str, Sequence[int]] = field(default_factory=dict)
+    preempted_ids: list[str] = field(default_factory=list)
+    finished_ids: list[str] = field(default_factory=list)
+    """Requests that ended since the last plan: an executor forgets them."""
+    num_common_prefix_blocks: tuple[int, ...] = ()
+    lookups: Lookups = Lookups()
+    admission_stop: AdmissionStop = "empty"
+
+    @property
+    def total_num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(self.num_tokens)
+
+    @property
+    def scheduled(self) -> Iterator[ScheduledRequest]:
+        """The plan row by row."""
+        for i, request_id in enumerate(self.request_ids):
+            yield ScheduledRequest(
+                request_id,
+                self.kinds.get(request_id, Kind.RUNNING),
+                self.starts[i],
+                self.num_tokens[i],
+                self.samples[i],
+                self.new_blocks.get(request_id, ()),
+                self.draft_tokens.get(request_id, ()),
+            )
+
+
+class StepRun(NamedTuple):
+    """`count` steps of the same requests and token counts; starts advance by those counts."""
+
+    plan: StepPlan
+    count: int = 1
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What an executor reports of a `StepRun`.
+
+    `ends_s` are absolute times on the engine's clock, one a step; `parts` name where the time of
+    each step went (seconds), arrays of the same length. Both are cut by the engine when a run is
+    interrupted.
+    """
+
+    ends_s: NDArray[np.float64]
+    parts: Mapping[str, NDArray[np.float64]]
+    num_emitted: Sequence[int]
+    """Tokens each request of the plan yields in each step of the run."""
+    token_ids: Sequence[Sequence[int]] | None = None
+    """The tokens themselves (real executors)."""
+    draft_tokens: Mapping[str, Sequence[int]] | None = None
+    """New drafts per request ([] clears); None: the drafter was not run, old drafts stay."""
+
+
+class StepOutput(NamedTuple):
+    """What `Scheduler.update` made of a result."""
+
+    num_emitted: Sequence[int]
+    """Tokens kept, per request of the plan (those after a stop are dropped)."""
+    finished: Sequence[Request]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The numbers of a transformer that decide FLOPs and bytes."""
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    dtype: str = "bfloat16"
+    num_experts: int = 1
+    num_experts_per_tok: int = 1
+    sliding_window: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPU:
+    """A GPU as its data sheet has it. FLOP/s are dense; bytes are 1, not 1024-based, unless GiB."""
+
+    name: str
+    memory_gib: float
+    bandwidth_bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    """Dense matrix FLOP/s by dtype: bfloat16, float16, float8, float32."""
+    num_sms: int
+    source: str
