@@ -39,8 +39,8 @@ class Workload(Protocol):
         """Hand over the request that `next_arrival` announced."""
         ...
 
-    def finished(self, request_id: str, now_s: float) -> None:
-        """A request ended (completed, aborted or rejected): later turns may depend on it."""
+    def finished(self, request_id: str, now_s: float, completed: bool = True) -> None:
+        """A request ended (if not `completed`: aborted or rejected); later turns may depend on it."""
         ...
 
     @property
@@ -83,6 +83,7 @@ class KVCacheManager(Protocol):
     block_size: int
     num_gpu_blocks: int
     enable_prefix_caching: bool
+    num_groups: int
 
     @property
     def num_free_blocks(self) -> int:
@@ -163,6 +164,10 @@ class Scheduler(Protocol):
     @property
     def num_waiting(self) -> int:
         """Requests in the waiting queue, preempted ones included."""
+        ...
+
+    def unfinished(self) -> Sequence[Request]:
+        """All requests that wait or run."""
         ...
 
     def add_request(self, request: Request) -> None:

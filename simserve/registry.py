@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
 from simserve.errors import PluginError, UnknownNameError, did_you_mean
 
-__all__ = ["BUILTINS", "check_protocol", "names", "resolve"]
+__all__ = ["BUILTINS", "REQUIRED", "check_protocol", "names", "resolve"]
 
 BUILTINS: dict[str, dict[str, str]] = {
     "schedulers": {
         "vllm": "simserve.sched.vllm:VllmScheduler",
+        "vllm_async": "simserve.sched.vllm_async:VllmAsyncScheduler",
         "fcfs_static": "simserve.sched.fcfs_static:FcfsStaticScheduler",
         "prefill_first": "simserve.sched.prefill_first:PrefillFirstScheduler",
         "sarathi": "simserve.sched.sarathi:SarathiScheduler",
@@ -52,6 +52,35 @@ BUILTINS: dict[str, dict[str, str]] = {
         "servegen": "simserve.workload.readers.servegen:ServeGenReader",
     },
 }
+
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "schedulers": (
+        "num_running",
+        "num_waiting",
+        "unfinished",
+        "add_request",
+        "abort",
+        "schedule",
+        "update",
+    ),
+    "allocators": (
+        "num_free_blocks",
+        "stats",
+        "get_computed_blocks",
+        "allocate_slots",
+        "can_hold",
+        "cache_blocks",
+        "free",
+        "forget",
+        "get_block_ids",
+        "get_num_common_prefix_blocks",
+        "steps_that_fit",
+        "grow",
+        "reset_prefix_cache",
+    ),
+    "cost_models": ("price",),
+}
+"""Methods and properties that a class of each group must have (see protocols.py)."""
 
 
 def names(group: str) -> list[str]:
@@ -89,13 +118,13 @@ def resolve(group: str, name: str) -> Any:
         raise PluginError(f"cannot load '{target}': {error}") from error
 
 
-def check_protocol(cls: type, required: Iterable[str], what: str) -> None:
-    """Raise PluginError naming every method that `cls` lacks to serve as a `what`."""
+def check_protocol(cls: type, group: str) -> None:
+    """Raise PluginError naming every method that `cls` lacks to serve in `group`."""
     missing = [
-        name for name in required if inspect.getattr_static(cls, name, None) is None
+        name for name in REQUIRED[group] if inspect.getattr_static(cls, name, None) is None
     ]
     if missing:
         raise PluginError(
-            f"{cls.__module__}:{cls.__qualname__} cannot serve as a {what}: "
+            f"{cls.__module__}:{cls.__qualname__} cannot serve among {group}: "
             f"it lacks {', '.join(missing)}"
         )

@@ -135,6 +135,7 @@ class Request:
         "priority",
         "prompt_len",
         "request_id",
+        "slots_until",
         "status",
         "stop_len",
         "trace",
@@ -154,6 +155,9 @@ class Request:
         """Prompt and output tokens known to the scheduler."""
         self.num_computed_tokens = 0
         """Leading tokens that have, or are about to get, KV entries."""
+        self.slots_until = 0
+        """Set by the KV manager: as long as no more tokens than this are computed or looked ahead
+        for, `allocate_slots` of a running request has nothing to do."""
         self.draft_tokens: Sequence[int] = ()
         self.num_output_placeholders = 0
         self.num_cached_tokens = -1
@@ -244,7 +248,7 @@ class StepRun(NamedTuple):
     """`count` steps of the same requests and token counts; starts advance by those counts."""
 
     plan: StepPlan
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # a number of steps, not tuple.count
 
 
 @dataclass(slots=True)

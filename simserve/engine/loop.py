@@ -8,7 +8,7 @@ it in the last bit. An arrival during a step waits for the step's end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,11 +74,19 @@ class EngineParts:
 class Engine:
     """Synchronous engine. `status` tells how it ended: completed, deadlock, livelock, max_steps."""
 
-    def __init__(self, env: simpy.Environment, parts: EngineParts) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        parts: EngineParts,
+        progress: Callable[[float, int, int | None], object] | None = None,
+    ) -> None:
         self.env = env
         self.now = 0.0
         self.status = ""
         self.num_steps = 0
+        self.num_done = 0
+        """Requests that have ended, however they did."""
+        self._progress = progress
         self._parts = parts
         self._inbox = parts.inbox
         self._scheduler = parts.scheduler
@@ -93,6 +101,10 @@ class Engine:
         self._idle_preemptions = 0
         self._postman = env.process(self._deliver())
         self.process = env.process(self._run())
+
+    def interrupt(self) -> None:
+        """End after the step in progress."""
+        self.status = "interrupted"
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -125,7 +137,7 @@ class Engine:
             reason = parts.admission.reason_to_reject(message)
             if reason is not None:
                 parts.recorder.rejected(message, reason, self.now)
-                self._ended(message.request_id)
+                self._ended(message.request_id, completed=False)
                 return
             parts.recorder.arrived(message, self.now)
             parts.executor.add_request(message)
@@ -134,15 +146,16 @@ class Engine:
             request = self._scheduler.abort(message.request_id)
             if request is not None:
                 parts.recorder.aborted(request, self.now)
-                self._ended(request.request_id)
+                self._ended(request.request_id, completed=False)
         else:
             succeeded = self._kv.reset_prefix_cache()
             if parts.observer is not None:
                 parts.observer.reset(succeeded, self.now)
 
-    def _ended(self, request_id: str) -> None:
+    def _ended(self, request_id: str, completed: bool) -> None:
         """Closed loops may send the next request now; the postman must know if it is earlier."""
-        self._parts.workload.finished(request_id, self.now)
+        self.num_done += 1
+        self._parts.workload.finished(request_id, self.now, completed)
         due = self._inbox.next_time()
         if due is not None and (self._armed_for is None or due < self._armed_for):
             self._armed_for = due
@@ -177,7 +190,7 @@ class Engine:
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting
         free_blocks = self._kv.num_free_blocks
         if not plan.request_ids:
-            result = _nothing(start_s)
+            result = nothing_run(start_s)
             passed, free = 1, np.array([free_blocks])
         else:
             count = self._steady.steady_steps(plan) if self._steady is not None else 1
@@ -202,7 +215,7 @@ class Engine:
             )
         )
         self.num_steps += passed
-        self._guard(plan, output)
+        self._close_step(plan, output)
         if not plan.request_ids and not plan.preempted_ids and not self.status:
             yield from self._wait_for_message("deadlock")
 
@@ -215,7 +228,7 @@ class Engine:
     def _update(self, plan: StepPlan, result: StepResult) -> StepOutput:
         output = self._scheduler.update(plan, result)
         for request in output.finished:
-            self._ended(request.request_id)
+            self._ended(request.request_id, completed=True)
         if self._parts.observer is not None:
             self._parts.observer.updated(plan, output, self.now)
         return output
@@ -247,13 +260,17 @@ class Engine:
             free[1:] -= np.cumsum(self._steady.advance(plan, passed))
         return free
 
-    def _guard(self, plan: StepPlan, output: StepOutput) -> None:
-        """Nothing runs for ever."""
+    def _close_step(self, plan: StepPlan, output: StepOutput) -> None:
+        """Show progress, and see to it that nothing runs for ever."""
         if any(output.num_emitted):
             self._idle_preemptions = 0
         elif plan.preempted_ids:
             self._idle_preemptions += len(plan.preempted_ids)
+        if self._progress is not None:
+            self._progress(self.now, self.num_done, self._parts.workload.num_requests)
         limit = self._parts.max_steps
+        if self.status:
+            return
         if limit is not None and self.num_steps >= limit:
             self.status = "max_steps"
         elif self._idle_preemptions > LIVELOCK_PREEMPTIONS:
@@ -267,7 +284,7 @@ def _due(message: Message) -> float:
     return message.arrival_s if isinstance(message, TraceRequest) else message.time_s
 
 
-def _nothing(now_s: float) -> StepResult:
+def nothing_run(now_s: float) -> StepResult:
     """The result of a step without tokens: no model is run."""
     return StepResult(np.array([now_s]), {}, ())
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import simpy
 
-from simserve.engine.loop import Engine, EngineParts, Process, _nothing
+from simserve.engine.loop import Engine, EngineParts, Process, nothing_run
 from simserve.protocols import StepRecord
 from simserve.types import StepPlan, StepResult, StepRun
 
@@ -34,10 +35,15 @@ class _InFlight(NamedTuple):
 class AsyncEngine(Engine):
     """Schedules step i + 1 while step i runs, and only then waits for step i."""
 
-    def __init__(self, env: simpy.Environment, parts: EngineParts) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        parts: EngineParts,
+        progress: Callable[[float, int, int | None], object] | None = None,
+    ) -> None:
         self._in_flight: deque[_InFlight] = deque()
         self._worker_free_at_s = 0.0
-        super().__init__(env, parts)
+        super().__init__(env, parts, progress)
 
     def _run(self) -> Process:
         while not self.status:
@@ -69,7 +75,7 @@ class AsyncEngine(Engine):
         if plan.request_ids:
             result = self._parts.executor.submit(StepRun(plan), start_s)
         else:
-            result = _nothing(start_s)
+            result = nothing_run(start_s)
         step = _InFlight(
             plan,
             start_s,
@@ -100,4 +106,4 @@ class AsyncEngine(Engine):
                 self._kv.stats,
             )
         )
-        self._guard(step.plan, output)
+        self._close_step(step.plan, output)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 from simserve.types import StepPlan, TraceRequest
 
-__all__ = ["MadeUpDrafter"]
+__all__ = ["MadeUpDrafter", "accepted_with_probability"]
 
 
 class MadeUpDrafter:
@@ -71,3 +72,24 @@ class MadeUpDrafter:
                 length = self._draft_len(request_id, so_far) if count else 0
             drafts[request_id] = (-1,) * length
         return drafts
+
+
+def accepted_with_probability(
+    probability: float, num_speculative_tokens: int, seed: int
+) -> Callable[[str, int], int]:
+    """Accept each draft with `probability`, up to the first that is not.
+
+    A draw depends on (seed, request id, tokens so far) alone, not on what else runs.
+    """
+    key = seed.to_bytes(8, "little")
+    size = 4 * num_speculative_tokens
+
+    def accepted(request_id: str, so_far: int) -> int:
+        stream = hashlib.shake_128(key + f"{so_far}:{request_id}".encode()).digest(size)
+        for i in range(num_speculative_tokens):
+            draw = int.from_bytes(stream[4 * i : 4 * i + 4], "little") / 2**32
+            if draw >= probability:
+                return i
+        return num_speculative_tokens
+
+    return accepted

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import simpy
-
 from simserve.cost.formula import FormulaCost
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Abort, Inbox, Reset
-from simserve.engine.loop import Engine, EngineParts
-from simserve.engine.loop_async import AsyncEngine
+from simserve.engine.loop import EngineParts
+from simserve.engine.simulation import simulate
 from simserve.executor.drafts import MadeUpDrafter
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity.case_record import CaseRecord
@@ -92,10 +90,8 @@ def simulate_case(case: Case) -> Case:
         max_steps=config["max_steps"],
         observer=record,
     )
-    env = simpy.Environment()
-    engine = (AsyncEngine if config["async_scheduling"] else Engine)(env, parts)
-    env.run(engine.process)
-    return record.finish(engine.status, engine.now)
+    outcome = simulate(parts, async_scheduling=config["async_scheduling"])
+    return record.finish(outcome.status, outcome.now_s)
 
 
 def _params(config: dict[str, Any]) -> SchedulerParams:

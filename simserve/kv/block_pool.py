@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simserve.kv.free_queue import Blocks, FreeQueue
 from simserve.kv.identity import IdentityTrie, Stretch
@@ -19,7 +20,9 @@ class BlockPool:
     Blocks are not deduplicated: several may lie under one identity, a lookup finds the oldest.
     """
 
-    def __init__(self, num_gpu_blocks: int, trie: IdentityTrie, free_queue: FreeQueue, num_groups: int) -> None:
+    def __init__(
+        self, num_gpu_blocks: int, trie: IdentityTrie, free_queue: FreeQueue, num_groups: int
+    ) -> None:
         self.num_gpu_blocks = num_gpu_blocks
         self.free_queue = free_queue
         self.ref_counts = np.zeros(num_gpu_blocks, dtype=np.int32)
@@ -44,6 +47,15 @@ class BlockPool:
         self.ref_counts[blocks] = 1
         return blocks
 
+    def allocate_one(self) -> int:
+        """Hand out the block at the head of the queue."""
+        block = self.free_queue.popleft()
+        if owner := self._owner.item(block):
+            self._drop_key(owner, block)
+            self.evicted_cached_blocks += 1
+        self.ref_counts[block] = 1
+        return block
+
     def touch(self, blocks: Blocks) -> None:
         """Use cached blocks once more; those nobody used leave the free queue."""
         unused = blocks[self.ref_counts[blocks] == 0]
@@ -63,8 +75,8 @@ class BlockPool:
         """Put blocks under the identities (stretch, start), (stretch, start + 1), …"""
         count = len(blocks)
         cached = stretch.room_for(group, start + count)[start : start + count]
-        if cached.any():
-            self._commit_beside(stretch, start, group, blocks)
+        if np.count_nonzero(cached):
+            self._commit_beside(stretch, start, group, blocks.tolist())
         else:
             cached[:] = blocks
             self.num_cached_keys += count
@@ -72,13 +84,27 @@ class BlockPool:
         self._index[blocks] = np.arange(start, start + count)
         stretch.refs += count
 
+    def commit_one(self, stretch: Stretch, index: int, group: int, block: int) -> None:
+        """Put one block under the identity (stretch, index)."""
+        cached = stretch.room_for(group, index + 1)
+        if cached.item(index):
+            self._commit_beside(stretch, index, group, [block])
+        else:
+            cached[index] = block
+            self.num_cached_keys += 1
+        self._owner[block] = stretch.slot * self._num_groups + group
+        self._index[block] = index
+        stretch.refs += 1
+
     def drop_all_keys(self) -> None:
         """Forget everything that is cached."""
         self._drop_keys(np.flatnonzero(self._owner).astype(np.int32))
 
-    def _commit_beside(self, stretch: Stretch, start: int, group: int, blocks: Blocks) -> None:
+    def _commit_beside(
+        self, stretch: Stretch, start: int, group: int, blocks: Sequence[int]
+    ) -> None:
         cached = stretch.cached[group]
-        for index, block in enumerate(blocks.tolist(), start):
+        for index, block in enumerate(blocks, start):
             if cached[index] == 0:
                 cached[index] = block
                 self.num_cached_keys += 1
@@ -87,30 +113,47 @@ class BlockPool:
                     stretch.duplicates = {}
                 stretch.duplicates.setdefault((group, index), []).append(block)
 
+    def _drop_key(self, owner: int, block: int) -> None:
+        """As `_drop_keys`, for one block that has a key."""
+        slot, group = divmod(owner, self._num_groups)
+        stretch = self._trie.stretches[slot]
+        assert stretch is not None
+        index = self._index.item(block)
+        if stretch.duplicates:
+            self._drop_beside(stretch, group, [block], [index])
+        else:
+            stretch.cached[group][index] = 0
+            self.num_cached_keys -= 1
+        self._owner[block] = 0
+        self._trie.unref(stretch, 1)
+
     def _drop_keys(self, blocks: Blocks) -> int:
         """Take the keys off `blocks`; how many had one."""
         owners = self._owner[blocks]
-        if not owners.any():
+        if not np.count_nonzero(owners):
             return 0
         dropped = 0
         for owner, members in _same_owner(owners, blocks):
             slot, group = divmod(owner, self._num_groups)
             stretch = self._trie.stretches[slot]
             assert stretch is not None
+            indices = self._index[members]
             if stretch.duplicates:
-                self._drop_beside(stretch, group, members)
+                self._drop_beside(stretch, group, members.tolist(), indices.tolist())
             else:
-                stretch.cached[group][self._index[members]] = 0
+                stretch.cached[group][indices] = 0
                 self.num_cached_keys -= len(members)
             dropped += len(members)
             self._trie.unref(stretch, len(members))
         self._owner[blocks] = 0
         return dropped
 
-    def _drop_beside(self, stretch: Stretch, group: int, blocks: Blocks) -> None:
+    def _drop_beside(
+        self, stretch: Stretch, group: int, blocks: Sequence[int], indices: Sequence[int]
+    ) -> None:
         assert stretch.duplicates is not None
         cached = stretch.cached[group]
-        for block, index in zip(blocks.tolist(), self._index[blocks].tolist(), strict=True):
+        for block, index in zip(blocks, indices, strict=True):
             others = stretch.duplicates.get((group, index))
             if cached[index] != block:
                 assert others is not None
@@ -124,11 +167,11 @@ class BlockPool:
                 del stretch.duplicates[group, index]
 
 
-def _same_owner(owners: np.ndarray, blocks: Blocks) -> Iterator[tuple[int, Blocks]]:
+def _same_owner(owners: NDArray[np.int64], blocks: Blocks) -> Iterator[tuple[int, Blocks]]:
     """Cut `blocks` where the owner changes; blocks without one are left out."""
-    cuts = np.flatnonzero(owners[1:] != owners[:-1]) + 1
+    cuts = (owners[1:] != owners[:-1]).nonzero()[0].tolist()
     start = 0
-    for stop in [*cuts.tolist(), len(blocks)]:
-        if owner := int(owners[start]):
-            yield owner, blocks[start:stop]
-        start = stop
+    for cut in [*cuts, len(blocks) - 1]:
+        if owner := owners.item(start):
+            yield owner, blocks[start : cut + 1]
+        start = cut + 1

@@ -37,14 +37,23 @@ class FreeQueue:
         live = self._log[self._head : self._tail]
         return iter(live[live > 0].tolist())
 
+    def popleft(self) -> int:
+        """Take the block at the head; there must be one."""
+        block = self._log.item(self._head)
+        if block == 0:
+            return int(self.popleft_n(1)[0])
+        self._head += 1
+        self._len -= 1
+        return block
+
     def popleft_n(self, count: int) -> Blocks:
         """Take `count` blocks from the head; there must be so many."""
         head, width = self._head, count
         taken = self._log[head : head + count]
-        if not taken.all():
+        if np.count_nonzero(taken) < count:
             while True:
                 width *= 2
-                live = np.flatnonzero(self._log[head : min(head + width, self._tail)])
+                live = self._log[head : min(head + width, self._tail)].nonzero()[0]
                 if len(live) >= count:
                     break
             taken = self._log[head + live[:count]]

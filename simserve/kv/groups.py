@@ -115,7 +115,7 @@ def _cached_table(chain: Chain, members: Sequence[int], limit: int) -> NDArray[n
 
 def _leading_nonzero(view: Blocks) -> int:
     """How many entries come before the first 0."""
-    if view.all():
+    if np.count_nonzero(view) == len(view):
         return len(view)
     return int(view.argmin())
 

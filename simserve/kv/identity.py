@@ -70,6 +70,11 @@ class Chain:
         self._firsts = [span.first for span in spans]
         self.num_blocks = spans[-1].first + spans[-1].count if spans else 0
 
+    def at(self, block: int) -> tuple[Stretch, int]:
+        """(stretch, index) of one block."""
+        first, stretch, _ = self.spans[bisect_right(self._firsts, block) - 1]
+        return stretch, block - first
+
     def between(self, start: int, stop: int) -> Iterator[tuple[Stretch, int, int]]:
         """(stretch, first index, end index) of blocks `start` ... `stop - 1`, piece by piece."""
         i = bisect_right(self._firsts, start) - 1

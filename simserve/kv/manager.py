@@ -57,6 +57,7 @@ class PagedKVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.groups = tuple(groups)
+        self.num_groups = len(self.groups)
         self._max_model_len = max_model_len
         self._drop_last_hit = drop_last_hit
         self._trie = IdentityTrie(block_size, len(self.groups))
@@ -171,6 +172,7 @@ class PagedKVCacheManager:
             full_blocks = min(end, request.num_tokens) // size
             if full_blocks > held.committed[0]:
                 self._commit(request, held, full_blocks)
+        self._note_slots(request, held)
         return new_blocks
 
     def free(self, request: Request) -> None:
@@ -184,6 +186,7 @@ class PagedKVCacheManager:
                 self.pool.free(blocks[blocks > 0] if self._windows else blocks)
                 held.tables[g] = []
             held.committed[g] = 0
+        request.slots_until = 0
 
     def forget(self, request: Request) -> None:
         """Free what a finished request holds and drop all that is known of it."""
@@ -220,10 +223,16 @@ class PagedKVCacheManager:
         """
         size = self.block_size
         wants: list[tuple[int, int, list[int]]] = []
+        touched: list[Request] = []
         for position, request in enumerate(requests):
+            computed = request.num_computed_tokens
+            if computed + count <= request.slots_until:
+                continue
+            touched.append(request)
             table = self._held[request.request_id].tables[0]
-            first = len(table) * size - request.num_computed_tokens
-            wants.extend((step, position, table) for step in range(first, count, size))
+            first = len(table) * size - computed
+            if first < count:
+                wants.extend((step, position, table) for step in range(first, count, size))
         taken = np.zeros(count, dtype=np.int64)
         if wants:
             wants.sort(key=_by_step_and_position)
@@ -231,12 +240,12 @@ class PagedKVCacheManager:
             for (step, _, table), block in zip(wants, blocks, strict=True):
                 table.append(block)
                 taken[step] += 1
-        if self.enable_prefix_caching:
-            for request in requests:
-                held = self._held[request.request_id]
-                full_blocks = (request.num_computed_tokens + count) // size
-                if full_blocks > held.committed[0]:
-                    self._commit(request, held, full_blocks)
+        for request in touched:
+            held = self._held[request.request_id]
+            full_blocks = (request.num_computed_tokens + count) // size
+            if self.enable_prefix_caching and full_blocks > held.committed[0]:
+                self._commit(request, held, full_blocks)
+            self._note_slots(request, held)
         return taken
 
     # -- inside ----------------------------------------------------------------------------------
@@ -246,6 +255,14 @@ class PagedKVCacheManager:
         if held is None:
             held = self._held[request.request_id] = _Held(len(self.groups))
         return held
+
+    def _note_slots(self, request: Request, held: _Held) -> None:
+        """Until when this request needs neither a block nor a commit."""
+        if not self._windows:
+            until = self.block_size * len(held.tables[0])
+            if self.enable_prefix_caching:
+                until = min(until, self.block_size * (held.committed[0] + 1) - 1)
+            request.slots_until = until
 
     def _chain(self, request: Request) -> Chain:
         held = self._held_by(request)
@@ -257,6 +274,12 @@ class PagedKVCacheManager:
         self, held: _Held, num_blocks: int, hit: PrefixHit | None
     ) -> tuple[Sequence[int], ...] | None:
         """Bring every table to `num_blocks` blocks, beginning with the hit; None if too few are free."""
+        if self._single and hit is None and num_blocks - len(held.tables[0]) == 1:
+            if not self.num_free_blocks:
+                return None
+            block = self.pool.allocate_one()
+            held.tables[0].append(block)
+            return ([block],)
         hits: list[Blocks] = []
         needed = 0
         for g, table in enumerate(held.tables):
@@ -266,7 +289,7 @@ class PagedKVCacheManager:
                 used = blocks[blocks > 0] if self._windows else blocks
                 hits.append(used)
                 # Hit blocks that nobody uses leave the free queue: they use up free blocks too.
-                needed += int((self.pool.ref_counts[used] == 0).sum()) - len(blocks)
+                needed += len(used) - len(blocks) - np.count_nonzero(self.pool.ref_counts[used])
         if needed > self.num_free_blocks:
             return None
         if hit:
@@ -289,12 +312,16 @@ class PagedKVCacheManager:
             start = held.committed[g]
             if full_blocks <= start:
                 continue
+            held.committed[g] = full_blocks
+            if full_blocks == start + 1:
+                stretch, index = chain.at(start)
+                self.pool.commit_one(stretch, index, g, table[start])
+                continue
             done = start
             for stretch, first, end in chain.between(start, full_blocks):
                 stop = done + end - first
                 self.pool.commit(stretch, first, g, np.array(table[done:stop], dtype=np.int32))
                 done = stop
-            held.committed[g] = full_blocks
 
     def _drop_out_of_window(self, table: list[int], last_useful_block: int) -> None:
         """Give back what lies before the window, from its edge down to what is gone already."""

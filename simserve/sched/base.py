@@ -32,6 +32,9 @@ class BaseScheduler:
         kv: blocks and the prefix cache.
     """
 
+    plans_ahead = False
+    """Whether steps are planned before the tokens of earlier ones are known."""
+
     def __init__(self, params: SchedulerParams, kv: KVCacheManager) -> None:
         self.params = params
         self.kv = kv
@@ -39,6 +42,8 @@ class BaseScheduler:
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         """All that are waiting or running, by id."""
+        self.speculates = False
+        """Whether drafts have ever been handed in."""
         self._finished_ids: list[str] = []
         self._num_steps = 0
 
@@ -51,6 +56,10 @@ class BaseScheduler:
     def num_waiting(self) -> int:
         """Requests in the waiting queue, preempted ones included."""
         return len(self.waiting)
+
+    def unfinished(self) -> Sequence[Request]:
+        """All requests that wait or run."""
+        return list(self.requests.values())
 
     # -- requests come and go --------------------------------------------------------------------
 
@@ -190,20 +199,23 @@ class BaseScheduler:
                 if num_tokens >= room:
                     num_tokens = emitted[i] = max(1, room)
                 request.num_tokens += num_tokens
-                self._token_appended(request, num_tokens)
+                if self.plans_ahead:
+                    self._token_appended(request, num_tokens)
                 if num_tokens >= room:
                     finished.append(request)
                     self._finish_by_length(request)
         if finished:
             self.running = [r for r in self.running if r.status == Status.RUNNING]
         # New drafts replace the old ones; requests that are not named keep theirs.
-        for request_id, drafts in (result.draft_tokens or {}).items():
-            if request_id in requests:
-                requests[request_id].draft_tokens = drafts
+        if result.draft_tokens is not None:
+            self.speculates = True
+            for request_id, drafts in result.draft_tokens.items():
+                if request_id in requests:
+                    requests[request_id].draft_tokens = drafts
         return StepOutput(emitted, finished)
 
     def _token_appended(self, request: Request, num_tokens: int) -> None:
-        """For schedulers that plan ahead of the tokens."""
+        """Called if the class plans ahead of the tokens: one it planned with is known now."""
 
     def _finish_by_length(self, request: Request) -> None:
         if request.status == Status.PREEMPTED:

@@ -7,6 +7,7 @@ engine's behaviour looks odd it is kept (`quirks: as_engine`) and said so; `quir
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import lt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,10 @@ class VllmScheduler(BaseScheduler):
     def __init__(self, params: SchedulerParams, kv: KVCacheManager) -> None:
         super().__init__(params, kv)
         self._previous: StepPlan | None = None
+        self._position_limit = params.max_model_len - 1
+        # Without chunking no prompt is cut, yet the engine lets the threshold cut it.
+        applies = params.enable_chunked_prefill or params.as_engine
+        self._threshold = params.long_prefill_token_threshold if applies else 0
 
     def schedule(self) -> StepPlan:
         """Decide one step and count its tokens as computed."""
@@ -42,27 +47,28 @@ class VllmScheduler(BaseScheduler):
     def _schedule_running(self, plan: StepPlan) -> int:
         """Give each running request its tokens, in order of admission; the budget that is left."""
         budget = self.params.max_num_batched_tokens
-        threshold = self._threshold
-        position_limit = self.params.max_model_len - 1
+        if self._schedule_decodes(plan, budget):
+            return budget - len(self.running)
         lookahead = self.params.num_lookahead_tokens
-        allocate_slots, record = self.kv.allocate_slots, self._record
+        running, record = self.running, self._record
         index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            computed = request.num_computed_tokens
-            wanted = (
+        while index < len(running) and budget > 0:
+            request = running[index]
+            start = request.num_computed_tokens
+            num_new_tokens = (
                 request.num_tokens
                 + len(request.draft_tokens)
                 + request.num_output_placeholders
-                - computed
+                - start
             )
-            if 0 < threshold < wanted:
-                wanted = threshold
-            num_new_tokens = min(wanted, budget, position_limit - computed)
+            if num_new_tokens > 1 or start >= self._position_limit:
+                num_new_tokens = self._capped(start, num_new_tokens, budget)
             if num_new_tokens == 0:
                 index += 1
                 continue
-            new_blocks = allocate_slots(request, num_new_tokens, None, lookahead)
+            new_blocks: tuple[Sequence[int], ...] | None = ()
+            if start + num_new_tokens + lookahead > request.slots_until:
+                new_blocks = self.kv.allocate_slots(request, num_new_tokens, None, lookahead)
             if new_blocks is None:
                 freed, shift, new_blocks = self._preempt_for(plan, request, num_new_tokens, index)
                 budget += freed
@@ -76,12 +82,37 @@ class VllmScheduler(BaseScheduler):
             index += 1
         return budget
 
-    @property
-    def _threshold(self) -> int:
-        params = self.params
-        if not params.enable_chunked_prefill and not params.as_engine:
-            return 0  # without chunking no prompt is cut, not even by the threshold
-        return params.long_prefill_token_threshold
+    def _schedule_decodes(self, plan: StepPlan, budget: int) -> bool:
+        """The common case at once: all running requests want one token and blocks suffice for all.
+
+        Decides what the walk above would; False, and nothing done, if it is not that case.
+        """
+        running = self.running
+        if self.plans_ahead or self.speculates or len(running) > budget:
+            return False
+        starts = [request.num_computed_tokens for request in running]
+        known = [request.num_tokens for request in running]
+        if sum(known) - sum(starts) != len(running) or not all(map(lt, starts, known)):
+            return False
+        needy = [r for r in running if r.num_computed_tokens >= r.slots_until]
+        if len(needy) * self.kv.num_groups > self.kv.num_free_blocks:
+            return False
+        for request in needy:
+            if new_blocks := self.kv.allocate_slots(request, 1):
+                plan.new_blocks[request.request_id] = new_blocks
+        for request in running:
+            request.num_computed_tokens += 1
+        plan.request_ids = [request.request_id for request in running]
+        plan.starts = starts
+        plan.num_tokens = [1] * len(running)
+        plan.samples = [True] * len(running)
+        return True
+
+    def _capped(self, start: int, num_new_tokens: int, budget: int) -> int:
+        """The threshold, the budget, and the last position that may be computed cut a request."""
+        if 0 < self._threshold < num_new_tokens:
+            num_new_tokens = self._threshold
+        return min(num_new_tokens, budget, self._position_limit - start)
 
     def _schedule_drafts(self, plan: StepPlan, request: Request) -> None:
         """The drafts that fit into this step's tokens; those beyond are cut off."""

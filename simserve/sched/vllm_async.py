@@ -15,6 +15,8 @@ class VllmAsyncScheduler(VllmScheduler):
     step of its last token, and that output is ignored.
     """
 
+    plans_ahead = True
+
     def close_plan(self, plan: StepPlan) -> StepPlan:
         """A request that yields a token in this step gets a placeholder for it."""
         super().close_plan(plan)

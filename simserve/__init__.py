@@ -1,0 +1,20 @@
+"""simserve: replay LLM-serving traces through vLLM's scheduler, on a cost model or on a real GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["RunResult", "__version__", "run"]
+
+if TYPE_CHECKING:
+    from simserve.api import RunResult, run
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names on first use, so that `import simserve` stays light."""
+    if name in ("RunResult", "run"):
+        import simserve.api
+
+        return getattr(simserve.api, name)
+    raise AttributeError(f"module 'simserve' has no attribute {name!r}")

@@ -1,0 +1,157 @@
+"""Run a configuration: what notebooks, the command line and everything above call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simserve.config.build import Built, build, with_pool_size
+from simserve.config.dump import dump_config
+from simserve.config.environment import collect
+from simserve.config.loader import ConfigSource, LoadedConfig, load_config
+from simserve.config.overrides import Overrides
+from simserve.engine.simulation import simulate
+from simserve.errors import StalledError
+from simserve.metrics.options import MetricOptions, RunInfo, Scalar
+from simserve.metrics.repetitions import summarise_repetitions
+from simserve.metrics.result import RunResult
+
+__all__ = ["Progress", "RunResult", "Written", "run", "run_to_directory"]
+
+Progress = Callable[[float, int, int | None], object]
+"""Called with the simulated time (s), requests done, and requests in all (None: not known)."""
+
+
+class Written(NamedTuple):
+    """A run directory and what it says."""
+
+    summary: Mapping[str, Scalar]
+    directory: Path
+    picture: Path | None
+
+
+def run(
+    config: ConfigSource | LoadedConfig,
+    overrides: Overrides = (),
+    *,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Simulate a configuration; nothing is written.
+
+    Args:
+        config: a YAML file's path, the same as nested dicts, or a configuration already loaded.
+        overrides: `KEY=VALUE` strings or values by dotted path, applied in order.
+        progress: called after each step.
+
+    Raises:
+        ConfigError: the configuration is wrong; all faults, with positions.
+        TraceError: the trace is wrong.
+        CapacityError: the model leaves no room for a KV cache.
+        StalledError: requests wait that can never run.
+    """
+    loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
+    loaded = with_pool_size(loaded)
+    first_seed = loaded.config.seed
+    results = []
+    for seed in range(first_seed, first_seed + loaded.config.metrics.repetitions):
+        results.append(_run_once(loaded, seed, progress))
+        if results[-1].summary_dict["status"] == "interrupted":
+            break
+    if len(results) == 1:
+        return results[0]
+    summaries = tuple(result.summary_dict for result in results)
+    merged = results[0]
+    merged.repetitions = summaries
+    merged.summary_dict = summarise_repetitions(summaries, first_seed)
+    return merged
+
+
+def run_to_directory(
+    loaded: LoadedConfig, *, out: Path, progress: Progress | None = None
+) -> Written:
+    """Simulate and write a run directory, which appears under its name only when complete.
+
+    Raises:
+        RunDirectoryError: `out` is there and not empty, or cannot be written.
+        SimserveError: as `run` has it.
+    """
+    from simserve.metrics.rundir import PICTURE
+
+    result = run(loaded, progress=progress)
+    picture = None
+    if loaded.config.metrics.plot:
+        from simserve.report.run_plot import draw_run
+
+        picture = draw_run(result)
+    directory = result.save(out, overwrite=out.is_dir() and not any(out.iterdir()), picture=picture)
+    return Written(result.summary_dict, directory, directory / PICTURE if picture else None)
+
+
+def _run_once(loaded: LoadedConfig, seed: int, progress: Progress | None) -> RunResult:
+    built = build(loaded, seed)
+    outcome = simulate(
+        built.parts,
+        async_scheduling=loaded.config.scheduler.async_scheduling,
+        progress=progress,
+    )
+    if outcome.complaint:
+        raise StalledError(outcome.complaint)
+    metrics = loaded.config.metrics
+    window = metrics.window
+    goodput = metrics.goodput
+    options = MetricOptions(
+        percentiles=metrics.percentiles,
+        percentile_metrics=metrics.percentile_metrics,
+        goodput=goodput.model_dump(exclude_none=True) if goodput else {},
+        window_s=(window.start_s, window.end_s) if window else None,
+        save_detailed=metrics.save_detailed,
+    )
+    return RunResult.of(
+        built.recorder.data(),
+        _info(loaded, built, seed),
+        options,
+        config=dump_config(loaded.config),
+        env=_environment(built),
+        warnings=(*loaded.warnings, *_remarks(built)),
+    )
+
+
+def _info(loaded: LoadedConfig, built: Built, seed: int) -> RunInfo:
+    config = loaded.config
+    extra: dict[str, Scalar] = {
+        "seed": seed,
+        "scheduler": config.scheduler.kind,
+        "decisions": f"vllm {config.scheduler.compat}",
+        "timing": config.executor.cost.kind,
+        "reachable_in_engine": loaded.reachable_in_engine,
+        "gpu": loaded.gpu.name,
+        "num_gpu_blocks": built.parts.kv.num_gpu_blocks,
+        "out_of_domain_steps": getattr(built.cost_model, "out_of_domain_steps", None),
+    }
+    extra |= {f"workload.{name}": count for name, count in sorted(built.workload.counts.items())}
+    return RunInfo(
+        label=config.label,
+        model_id=loaded.model.name,
+        request_rate=built.workload.request_rate,
+        burstiness=built.workload.burstiness,
+        max_concurrency=config.workload.max_concurrency,
+        extra=extra,
+    )
+
+
+def _environment(built: Built) -> dict[str, Any]:
+    trace = built.workload.trace
+    facts = collect()
+    if trace is not None:
+        facts["trace"] = {
+            "sha256": trace.report.sha256,
+            "format": trace.format,
+            "dropped": dict(trace.report.dropped),
+        }
+    return facts
+
+
+def _remarks(built: Built) -> tuple[str, ...]:
+    trace = built.workload.trace
+    return trace.report.warnings if trace is not None else ()

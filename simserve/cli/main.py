@@ -1,0 +1,90 @@
+"""The entry point. A command's module is imported when the command runs, not to list it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from simserve import __version__
+from simserve.errors import SimserveError
+
+__all__ = ["COMMANDS", "app", "main"]
+
+COMMANDS = {
+    "run": ("simserve.cli.run:run", "Simulate a configuration and write a run directory."),
+    "conform": ("simserve.cli.conform:conform", "Check the scheduler against recorded cases."),
+    "trace": ("simserve.cli.trace:app", "Inspect, validate, convert and generate traces."),
+    "capacity": ("simserve.cli.capacity:capacity", "Say how many KV blocks fit on a GPU."),
+    "schema": ("simserve.cli.schema:schema", "Print the JSON Schema of configurations."),
+    "env": ("simserve.cli.env:env", "Print the versions that a report should name."),
+}
+"""Where each command is, as `module:attribute` (a function or a typer app), and what it does."""
+
+
+class _LazyGroup(TyperGroup):
+    """Lists commands from `COMMANDS`, imports the one that is called, and ends in exit codes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, (_, summary) in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=summary)
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override, unused-ignore]
+        """The command itself, imported now."""
+        name, stand_in, rest = super().resolve_command(ctx, args)  # type: ignore[arg-type, unused-ignore]
+        return name, _load(name) if stand_in and name else stand_in, rest
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override, unused-ignore]
+        """Run a command. Errors of simserve become a message and their exit code, Ctrl-C 130."""
+        try:
+            return super().invoke(ctx)  # type: ignore[arg-type, unused-ignore]
+        except SimserveError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    target = getattr(import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
+        target.command(name)(function)
+    return typer.main.get_command(target)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would be half of the time that help takes
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"simserve {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=False)
+def _simserve(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Replay LLM-serving traces through vLLM's scheduler, on a cost model."""
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="simserve")

@@ -1,0 +1,86 @@
+"""Progress of a simulation on standard error: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import rich.progress
+
+__all__ = ["Progress"]
+
+_REDRAW_S = 0.1
+_FIRST_LINE = 1000
+
+
+class Progress:
+    """Shows simulated time and requests done. `update` is cheap enough to call at every step."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._bar: rich.progress.Progress | None = None
+        self._task: rich.progress.TaskID | None = None
+        self._next_draw_s = 0.0
+        self._next_line = 0
+
+    def __enter__(self) -> Self:
+        if self._enabled and sys.stderr.isatty():
+            self._bar = _make_bar()
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, now_s: float, num_done: int, num_total: int | None) -> None:
+        """Take note of the simulated time, and of requests done out of all (None: not known)."""
+        if not self._enabled:
+            return
+        if self._bar is None:
+            self._print_line(now_s, num_done, num_total)
+            return
+        clock_s = time.perf_counter()
+        if clock_s < self._next_draw_s and num_done != num_total:
+            return
+        self._next_draw_s = clock_s + _REDRAW_S
+        if self._task is None:
+            self._task = self._bar.add_task("simulating", simulated="")
+        self._bar.update(
+            self._task, completed=num_done, total=num_total, simulated=f"{now_s:.1f} s simulated"
+        )
+
+    def _print_line(self, now_s: float, num_done: int, num_total: int | None) -> None:
+        """A line each tenth of the requests; of an unknown number, each time they have doubled."""
+        if num_done < max(self._next_line, 1):
+            return
+        if num_total is None:
+            self._next_line = max(_FIRST_LINE, 2 * num_done)
+        else:
+            tenth = 10 * num_done // num_total + 1
+            self._next_line = -(-num_total * tenth // 10)
+        of_all = "" if num_total is None else f" of {num_total}"
+        print(f"{now_s:.1f} s simulated, {num_done}{of_all} requests", file=sys.stderr)
+
+
+def _make_bar() -> rich.progress.Progress:
+    import rich.console
+    import rich.progress as parts
+
+    return parts.Progress(
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(),
+        parts.MofNCompleteColumn(),
+        parts.TextColumn("requests, {task.fields[simulated]}"),
+        parts.TimeElapsedColumn(),
+        console=rich.console.Console(stderr=True),
+        transient=True,
+    )

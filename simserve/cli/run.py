@@ -1,0 +1,93 @@
+"""`simserve run`: one configuration, one run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simserve.cli.options import (
+    ConfigArgument,
+    GoodputOption,
+    MetricPercentilesOption,
+    OverrideOption,
+    PercentileMetricsOption,
+    QuietOption,
+    SeedOption,
+    metric_overrides,
+)
+from simserve.errors import RunDirectoryError
+
+__all__ = ["free_directory", "run"]
+
+
+def run(
+    config: ConfigArgument,
+    override: OverrideOption = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Run directory, new or empty. Default: runs/<name of CONFIG>, with -2, -3, … "
+            "if that exists.",
+        ),
+    ] = None,
+    seed: SeedOption = None,
+    percentile_metrics: PercentileMetricsOption = None,
+    metric_percentiles: MetricPercentilesOption = None,
+    goodput: GoodputOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Simulate a configuration and write a run directory.
+
+    TTFT is the time to the first token, E2EL the whole request. ITL is every gap between
+    consecutive tokens, pooled over requests; TPOT is (E2EL - TTFT) / (tokens - 1), one value per
+    request. What NVIDIA (AIPerf) and GuideLLM print as "inter-token latency" is TPOT here.
+
+    Exit status: 0 done, 2 wrong configuration or trace, 3 stalled or out of a profile's domain,
+    130 interrupted (the run directory is finished all the same).
+    """
+    from simserve.cli.progress import Progress
+    from simserve.cli.table import print_run
+    from simserve.config.loader import load_config
+
+    flags = metric_overrides(seed, percentile_metrics, metric_percentiles, goodput)
+    loaded = load_config(config, [*(override or []), *flags])
+    for warning in () if quiet else loaded.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    directory = free_directory(config, out)
+    from simserve import api  # loads the simulator: a wrong configuration is reported sooner
+
+    with Progress(enabled=not quiet) as progress:
+        written = api.run_to_directory(loaded, out=directory, progress=progress.update)
+    if not quiet:
+        asked = loaded.config.metrics
+        print_run(
+            written.summary,
+            directory=written.directory,
+            picture=written.picture,
+            metrics=asked.percentile_metrics if percentile_metrics else None,
+            percentiles=asked.percentiles if metric_percentiles else None,
+        )
+    if written.summary.get("status") == "interrupted":
+        raise typer.Exit(130)
+
+
+def free_directory(config: str, out: str | None) -> Path:
+    """Where a run may be written without overwriting anything.
+
+    Raises:
+        RunDirectoryError: `out` is there and not an empty folder.
+    """
+    if out is not None:
+        path = Path(out)
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise RunDirectoryError(f"{out}: exists already; name a new or empty folder for --out")
+        return path
+    first = Path("runs") / Path(config).stem
+    path, number = first, 1
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path

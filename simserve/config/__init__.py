@@ -1,0 +1,1 @@
+"""The configuration: model, YAML loader, presets, and the one place that wires classes together."""

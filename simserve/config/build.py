@@ -1,0 +1,200 @@
+"""From a configuration to parts that run: the one place that knows concrete classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simserve.config import kv_cache as kv_keys
+from simserve.config.build_workload import BuiltWorkload, build_workload
+from simserve.config.executor import CustomCost, FormulaCost, ProfileCost, RooflineCost
+from simserve.config.loader import LoadedConfig
+from simserve.config.scheduler import Scheduler as SchedulerConfig
+from simserve.engine.admission import Admission
+from simserve.engine.inbox import Inbox
+from simserve.engine.loop import EngineParts
+from simserve.errors import CapacityError, ConfigError
+from simserve.executor.drafts import MadeUpDrafter, accepted_with_probability
+from simserve.executor.simulated import SimulatedExecutor
+from simserve.kv.capacity import fit_kv_cache
+from simserve.kv.groups import FullAttention, Group, SlidingWindow
+from simserve.metrics.recorder import RunRecorder
+from simserve.protocols import CostModel, KVCacheManager, Scheduler
+from simserve.registry import check_protocol, resolve
+from simserve.sched.params import SchedulerParams
+
+__all__ = ["Built", "build", "with_pool_size"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Built:
+    """A simulation ready to run, once."""
+
+    parts: EngineParts
+    recorder: RunRecorder
+    workload: BuiltWorkload
+    cost_model: CostModel
+
+
+def with_pool_size(loaded: LoadedConfig) -> LoadedConfig:
+    """Write out `kv_cache.num_gpu_blocks: auto`.
+
+    Raises:
+        CapacityError: the weights leave no room, or max_model_len does not fit.
+    """
+    config = loaded.config
+    if config.kv_cache.num_gpu_blocks != "auto":
+        return loaded
+    scheduler = config.scheduler
+    assert scheduler.max_num_batched_tokens is not None and scheduler.max_num_seqs is not None
+    capacity = fit_kv_cache(
+        loaded.model,
+        loaded.gpu,
+        kv_cache_dtype=config.kv_cache.dtype,
+        block_size=config.kv_cache.block_size,
+        gpu_memory_utilization=config.kv_cache.gpu_memory_utilization,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_model_len=scheduler.max_model_len,
+    )
+    kv_cache = config.kv_cache.model_copy(update={"num_gpu_blocks": capacity.num_gpu_blocks})
+    return replace(loaded, config=config.model_copy(update={"kv_cache": kv_cache}))
+
+
+def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
+    """Make everything that a run of `loaded` needs; `loaded` has its pool size written out.
+
+    Raises:
+        ConfigError, TraceError, UnknownNameError, PluginError: as the parts have it.
+    """
+    config = loaded.config
+    scheduler_config = config.scheduler
+    max_model_len = scheduler_config.max_model_len
+    assert max_model_len is not None
+    kv = _kv_manager(loaded)
+    cost_model = _cost_model(loaded)
+    workload = build_workload(loaded, seed)
+    recorder = RunRecorder(
+        num_gpu_blocks=kv.num_gpu_blocks,
+        block_size=kv.block_size,
+        enable_prefix_caching=kv.enable_prefix_caching,
+    )
+    parts = EngineParts(
+        workload=workload.source,
+        inbox=Inbox(workload.source),
+        scheduler=_scheduler(scheduler_config, kv),
+        kv=kv,
+        executor=SimulatedExecutor(cost_model, _drafter(scheduler_config, seed)),
+        recorder=recorder,
+        admission=Admission(max_model_len, kv, scheduler_config.on_impossible == "as_engine"),
+        max_model_len=max_model_len,
+        leap=leap,
+    )
+    return Built(parts=parts, recorder=recorder, workload=workload, cost_model=cost_model)
+
+
+def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
+    assert config.max_num_batched_tokens is not None and config.max_num_seqs is not None
+    assert config.max_model_len is not None
+    params = SchedulerParams(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.policy,
+        num_lookahead_tokens=_num_lookahead_tokens(config),
+        quirks=config.quirks,
+        options=config.options,
+    )
+    name = config.kind
+    if config.async_scheduling:
+        if name != "vllm":
+            raise ConfigError(f"scheduler.async_scheduling: only kind vllm has it, not '{name}'")
+        name = "vllm_async"
+    cls = resolve("schedulers", name)
+    check_protocol(cls, "schedulers")
+    scheduler: Scheduler = cls(params, kv)
+    return scheduler
+
+
+def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:
+    config, scheduler = loaded.config.kv_cache, loaded.config.scheduler
+    cls = resolve("allocators", config.allocator)
+    check_protocol(cls, "allocators")
+    arguments: dict[str, Any] = {
+        "num_gpu_blocks": config.num_gpu_blocks,
+        "block_size": config.block_size,
+        "max_model_len": scheduler.max_model_len,
+        "enable_prefix_caching": config.enable_prefix_caching,
+    }
+    if config.allocator == "paged":
+        arguments["groups"] = _groups(loaded)
+        arguments["drop_last_hit"] = _num_lookahead_tokens(scheduler) > 0
+        arguments["free_queue"] = resolve("evictions", config.eviction)
+    kv: KVCacheManager = cls(**arguments)
+    if scheduler.on_impossible == "reject" and not kv.can_hold(1):
+        raise CapacityError("kv_cache.num_gpu_blocks: the pool cannot hold a single token")
+    return kv
+
+
+def _groups(loaded: LoadedConfig) -> list[Group]:
+    groups = loaded.config.kv_cache.groups
+    if groups is None:
+        window = loaded.model.sliding_window
+        return [FullAttention() if window is None else SlidingWindow(window)]
+    return [
+        SlidingWindow(group.window)
+        if isinstance(group, kv_keys.SlidingWindow)
+        else FullAttention()
+        for group in groups
+    ]
+
+
+def _cost_model(loaded: LoadedConfig) -> CostModel:
+    config = loaded.config.executor.cost
+    cls = resolve("cost_models", config.kind)
+    check_protocol(cls, "cost_models")
+    cost_model: CostModel
+    if isinstance(config, FormulaCost):
+        cost_model = cls(config.base_s, config.per_token_s, config.per_attended_token_s)
+    elif isinstance(config, RooflineCost):
+        cost_model = cls(
+            loaded.model,
+            loaded.gpu,
+            kv_cache_dtype=loaded.config.kv_cache.dtype,
+            **config.model_dump(exclude={"kind"}),
+        )
+    elif isinstance(config, ProfileCost):
+        cost_model = cls(
+            loaded.model,
+            loaded.gpu,
+            name=config.name,
+            path=config.path,
+            base_dir=loaded.base_dir,
+        )
+    else:
+        assert isinstance(config, CustomCost)
+        cost_model = cls(loaded.model, loaded.gpu, **config.options)
+    return cost_model
+
+
+def _num_lookahead_tokens(config: SchedulerConfig) -> int:
+    speculative = config.speculative
+    is_eagle = speculative is not None and speculative.method == "eagle"
+    return speculative.num_speculative_tokens if speculative and is_eagle else 0
+
+
+def _drafter(config: SchedulerConfig, seed: int) -> MadeUpDrafter | None:
+    speculative = config.speculative
+    if speculative is None:
+        return None
+    assert config.max_model_len is not None
+    k = speculative.num_speculative_tokens
+    return MadeUpDrafter(
+        method=speculative.method,
+        num_speculative_tokens=k,
+        accepted=accepted_with_probability(speculative.acceptance, k, seed),
+        draft_len=lambda request_id, so_far: k,
+        max_model_len=config.max_model_len,
+    )

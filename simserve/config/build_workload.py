@@ -1,0 +1,191 @@
+"""From the workload's configuration to requests over time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simserve.config import distributions
+from simserve.config import workload as keys
+from simserve.config.loader import LoadedConfig
+from simserve.errors import ConfigError
+from simserve.workload import arrivals, lengths
+from simserve.workload.sessions import (
+    SyntheticSessions,
+    generate_sessions,
+    group_sessions,
+    in_arrival_order,
+)
+from simserve.workload.source import ConcurrencyCap, OpenLoop, Sessions, Source
+from simserve.workload.synthetic import RequestClass, SharedPrefix, Synthetic, generate
+from simserve.workload.trace import Trace, open_trace
+from simserve.workload.transform import Transforms
+
+__all__ = ["BuiltWorkload", "build_workload"]
+
+_ARRIVALS: dict[str, Callable[..., arrivals.ArrivalProcess]] = {
+    "immediate": lambda: arrivals.ConstantArrivals(rate=math.inf),
+    "constant": arrivals.ConstantArrivals,
+    "poisson": arrivals.PoissonArrivals,
+    "gamma": arrivals.GammaArrivals,
+    "bursts": arrivals.BurstArrivals,
+    "ramp": arrivals.RampArrivals,
+}
+_LENGTHS: dict[str, Callable[..., lengths.Length]] = {
+    "constant": lengths.ConstantLength,
+    "uniform": lengths.UniformLength,
+    "lognormal": lengths.LognormalLength,
+    "zipf": lengths.ZipfLength,
+    "empirical": lengths.EmpiricalLength,
+}
+
+
+@dataclass(slots=True)
+class BuiltWorkload:
+    """Requests over time, and what is known of them."""
+
+    source: Source
+    request_rate: float | str | None = None
+    """Arrivals per second asked for; `inf`: all at once; None: as the trace has them."""
+    burstiness: float | None = None
+    trace: Trace | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    """What transforms dropped or changed; filled while the workload is read."""
+
+
+def build_workload(loaded: LoadedConfig, seed: int) -> BuiltWorkload:
+    """Make the workload of a configuration.
+
+    Raises:
+        ConfigError: values that do not go together.
+        TraceError: the trace file is wrong.
+    """
+    config = loaded.config.workload
+    try:
+        if config.trace is not None:
+            built = _from_trace(loaded, config.trace, seed)
+        else:
+            assert config.synthetic is not None
+            built = _synthetic(config.synthetic, seed)
+    except ValueError as error:
+        raise ConfigError(f"workload: {error}") from error
+    if config.max_concurrency is not None:
+        built.source = ConcurrencyCap(built.source, config.max_concurrency)
+    return built
+
+
+def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> BuiltWorkload:
+    trace = open_trace(
+        loaded.path(config.path),
+        format=config.format,
+        on_bad_row=loaded.config.workload.on_bad_row,
+        **config.options,
+    )
+    transforms = Transforms(
+        start_s=config.start_s or None,
+        end_s=config.end_s,
+        spread_ties_s=config.spread_ties_s,
+        speedup_ratio=None if config.speedup == 1 else config.speedup,
+        prompt_len_multiplier=_unless_one(config.prompt_len_multiplier),
+        output_len_multiplier=_unless_one(config.output_len_multiplier),
+        truncate_to=config.truncate_to,
+        max_isl=config.max_isl,
+        max_osl=config.max_osl,
+        num_requests=config.num_requests,
+    )
+    counts: Counter[str] = Counter()
+    requests = transforms.apply(trace.requests(), counts, seed)
+    source: Source
+    if trace.format == "simserve" and any(one.parent for one in trace.requests()):
+        source = Sessions(group_sessions(requests))
+    else:
+        source = OpenLoop(requests, None if transforms != Transforms() else trace.num_requests)
+    return BuiltWorkload(source, trace=trace, counts=counts)
+
+
+def _unless_one(factor: float) -> float | None:
+    return None if factor == 1 else factor
+
+
+def _synthetic(config: keys.SyntheticWorkload, seed: int) -> BuiltWorkload:
+    arrival = _ARRIVALS[config.arrival.kind](**config.arrival.model_dump(exclude={"kind"}))
+    rate = getattr(config.arrival, "rate", None)
+    if isinstance(config.arrival, distributions.Immediate):
+        rate = "inf"
+    burstiness = getattr(config.arrival, "burstiness", 1.0 if rate and rate != "inf" else None)
+    source = (
+        _single_requests(config, arrival, seed)
+        if config.sessions is None
+        else _conversations(config, config.sessions, arrival, seed)
+    )
+    return BuiltWorkload(source, rate, burstiness)
+
+
+def _single_requests(
+    config: keys.SyntheticWorkload, arrival: arrivals.ArrivalProcess, seed: int
+) -> Source:
+    classes = tuple(
+        RequestClass(
+            lengths=_pair(one.prompt_len or config.prompt_len, one.output_len or config.output_len),
+            name=one.name,
+            weight=one.weight,
+            count=one.count,
+            priority=one.priority,
+        )
+        for one in config.classes
+    )
+    spec = Synthetic(
+        arrival=arrival,
+        classes=classes or (RequestClass(lengths=_pair(config.prompt_len, config.output_len)),),
+        num_requests=config.num_requests,
+        shared_prefix=_prefix(config.shared_prefix),
+        seed=seed,
+    )
+    return OpenLoop(generate(spec), spec.total)
+
+
+def _conversations(
+    config: keys.SyntheticWorkload,
+    sessions: keys.Sessions,
+    arrival: arrivals.ArrivalProcess,
+    seed: int,
+) -> Source:
+    spec = SyntheticSessions(
+        num_sessions=sessions.num_sessions,
+        arrival=arrival,
+        num_turns=_length(sessions.turns),
+        prompt_len=_length(config.prompt_len),
+        output_len=_length(config.output_len),
+        think_time_s=sessions.think_time_s,
+        think_time=sessions.think_time,
+        shared_prefix=_prefix(config.shared_prefix),
+        seed=seed,
+    )
+    total = int(spec.turns().sum())
+    if sessions.loop == "closed":
+        return Sessions(generate_sessions(spec), total)
+    return OpenLoop(in_arrival_order(generate_sessions(spec)), total)
+
+
+def _length(config: distributions.Length) -> lengths.Length:
+    return _LENGTHS[config.kind](**config.model_dump(exclude={"kind"}))
+
+
+def _pair(
+    prompt_len: distributions.Length, output_len: distributions.Length
+) -> lengths.IndependentLengths:
+    return lengths.IndependentLengths(
+        prompt_len=_length(prompt_len), output_len=_length(output_len)
+    )
+
+
+def _prefix(config: keys.SharedPrefix | None) -> SharedPrefix | None:
+    if config is None:
+        return None
+    return SharedPrefix(
+        num_groups=config.num_groups,
+        prefix_len=_length(config.prefix_len),
+        zipf_alpha=config.zipf_alpha,
+    )

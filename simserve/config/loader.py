@@ -1,0 +1,140 @@
+"""From a YAML file or a mapping, with overrides, to a validated and resolved configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from simserve.config import presets
+from simserve.config.document import Document, Place, from_python
+from simserve.config.explain import explain
+from simserve.config.keys import Schema
+from simserve.config.model import ModelFile, RunConfig
+from simserve.config.overrides import Overrides, apply_overrides
+from simserve.config.resolve import resolve
+from simserve.config.yaml_text import parse_yaml
+from simserve.errors import ConfigError, Problem
+from simserve.types import GPU, ModelShape
+
+__all__ = ["ConfigSource", "LoadedConfig", "load_config"]
+
+ConfigSource = str | Path | Mapping[str, object] | RunConfig
+"""A YAML file's path, the same as nested dicts, or a configuration already made."""
+_MAX_BYTES = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedConfig:
+    """A configuration ready to be built, and what belongs to it."""
+
+    config: RunConfig
+    """Every default written out."""
+    base_dir: Path
+    """What paths in the configuration are relative to."""
+    model: ModelShape
+    gpu: GPU
+    warnings: tuple[str, ...]
+    reachable_in_engine: bool
+    """Whether an engine of this version can be started so on a common GPU."""
+
+    def path(self, given: str) -> Path:
+        """A path as the configuration has it, made usable from here."""
+        return self.base_dir / Path(given).expanduser()
+
+
+def load_config(
+    source: ConfigSource, overrides: Overrides = (), base_dir: Path | None = None
+) -> LoadedConfig:
+    """Read, override, validate and resolve a configuration.
+
+    Args:
+        source: what to read.
+        overrides: `KEY=VALUE` strings or values by dotted path, applied in order.
+        base_dir: what paths are relative to; by default the file's folder, or the current one.
+
+    Raises:
+        ConfigError: all that is wrong, with positions.
+        CapacityError: the model's file cannot be used.
+    """
+    document = _read(source)
+    apply_overrides(document, overrides)
+    config = _validate(document)
+    if base_dir is None:
+        base_dir = Path(source).parent if isinstance(source, str | Path) else Path()
+    named = {"config": config.model.config} if isinstance(config.model, ModelFile) else config.model
+    model, gpu = presets.load_model(named, base_dir), presets.load_gpu(config.gpu)
+    try:
+        resolution = resolve(config, model, gpu)
+    except ConfigError as error:
+        raise ConfigError([_placed(problem, document) for problem in error.problems]) from None
+    return LoadedConfig(
+        config=resolution.config,
+        base_dir=base_dir,
+        model=model,
+        gpu=gpu,
+        warnings=resolution.warnings,
+        reachable_in_engine=resolution.reachable_in_engine,
+    )
+
+
+def _read(source: ConfigSource) -> Document:
+    if isinstance(source, RunConfig):
+        return Document(from_python(source.model_dump(exclude_unset=True)))
+    if isinstance(source, Mapping):
+        return Document(from_python(source))
+    document = parse_yaml(_text(Path(source)), str(source))
+    if document.root.faulty:
+        raise ConfigError(document.problems)
+    if not isinstance(document.root.value, dict):
+        what = "is empty" if document.root.value is None else "must be a mapping of keys to values"
+        raise ConfigError([document.root.place.problem((), f"the configuration {what}")])
+    return document
+
+
+def _text(path: Path) -> str:
+    place = Place(str(path))
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConfigError([place.problem((), f"is larger than {_MAX_BYTES} bytes")])
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([place.problem((), f"cannot be read: {reason}")]) from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig").splitlines() or [""]
+        place = place._replace(line=len(before), column=len(before[-1]) + 1)
+        message = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise ConfigError([place.problem((), message)]) from None
+
+
+def _validate(document: Document) -> RunConfig:
+    problems = list(document.problems)
+    try:
+        config = RunConfig.model_validate(document.root.plain())
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        problems += explain(found, document, _schema())
+    if problems:
+        raise ConfigError(sorted(problems, key=_order))
+    return config
+
+
+@cache
+def _schema() -> Schema:
+    return RunConfig.model_json_schema()
+
+
+def _order(problem: Problem) -> tuple[bool, int, int]:
+    """By position; what has none (an override) last."""
+    return problem.line is None, problem.line or 0, problem.column or 0
+
+
+def _placed(problem: Problem, document: Document) -> Problem:
+    place = document.place_of(tuple(problem.path.split(".")))
+    return replace(problem, **place._asdict())

@@ -1,0 +1,57 @@
+"""The configuration of a run: one pydantic model, the same for YAML files and Python mappings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, JsonValue, Tag
+
+from simserve.config import presets
+from simserve.config.base import OneOf, StrictModel
+from simserve.config.executor import Executor
+from simserve.config.kv_cache import KVCache
+from simserve.config.metrics import Metrics
+from simserve.config.scheduler import Scheduler
+from simserve.config.workload import Workload
+
+__all__ = ["ModelFile", "RunConfig"]
+
+
+class ModelFile(StrictModel):
+    """A model described by a Hugging Face config.json."""
+
+    config: Annotated[str, Field(min_length=1)]
+    """The config.json, relative to this configuration file."""
+
+
+def _name_or_file(value: Any) -> str:
+    return "file" if isinstance(value, dict | ModelFile) else "name"
+
+
+class RunConfig(StrictModel):
+    """A simulation run. `model` and a workload are enough; all else has a default."""
+
+    model: Annotated[
+        Annotated[str, OneOf("model preset", presets.model_names), Tag("name")]
+        | Annotated[ModelFile, Tag("file")],
+        Discriminator(_name_or_file),
+    ]
+    """Name of a preset, or {config: path/to/config.json}."""
+    gpu: Annotated[str, OneOf("GPU preset", presets.gpu_names)] = "h200"
+    """Name of a preset."""
+    workload: Workload
+    """Where requests come from."""
+    scheduler: Scheduler = Scheduler()
+    """Who decides what runs in each step."""
+    kv_cache: KVCache = KVCache()
+    """The block pool and the prefix cache."""
+    executor: Executor = Executor()
+    """What runs the steps, and how long they take."""
+    metrics: Metrics = Metrics()
+    """What is measured and written."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of everything random."""
+    label: str | None = None
+    """A name for the run in the results."""
+    metadata: dict[str, JsonValue] = {}
+    """Anything you want to find again in the results."""

@@ -1,0 +1,200 @@
+"""Step times from a model's shape and a GPU's data sheet: FLOPs, bytes, launches and the host.
+
+Each part of the work takes the longer of its FLOPs and its bytes, each at a stated fraction of
+the data sheet's peak; parts follow one another. No efficiency is above 1, so a step is never
+priced below its FLOPs over the peak, nor below its bytes over the bandwidth.
+Method: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simserve.cost.checks import check_fractions, check_not_negative
+from simserve.cost.features import Features, extract
+from simserve.errors import ConfigError
+from simserve.protocols import Price
+from simserve.shapes import (
+    attention_weights,
+    dtype_bytes,
+    expert_weights,
+    head_weights,
+    kv_elements_per_token,
+    matrix_dtype,
+    resolve_kv_dtype,
+    router_weights,
+)
+from simserve.types import GPU, ModelShape, StepRun
+
+__all__ = ["PARTS", "RooflineCost"]
+
+PARTS = (
+    "linear_s",
+    "attention_decode_s",
+    "attention_prefill_s",
+    "lm_head_s",
+    "launch_s",
+    "host_s",
+)
+"""Names of the parts, in the order in which they are added up."""
+_PLACES = tuple((part, slice(at, at + 1)) for at, part in enumerate(PARTS, start=1))
+
+
+class RooflineCost:
+    """Prices a step as the sum of `PARTS`; docs/cost-models.md has every formula.
+
+    Args:
+        model: the model's shape; weights are held in its dtype.
+        gpu: the GPU's data sheet.
+        kv_cache_dtype: dtype of the KV cache; `auto` is the model's.
+        linear_flops_efficiency: fraction of the peak that matrix multiplications reach.
+        attention_flops_efficiency: fraction of the peak that prefill attention reaches.
+        linear_bandwidth_efficiency: fraction of the bandwidth at which weights are read.
+        attention_bandwidth_efficiency: fraction of the bandwidth at which KV is read.
+        layer_launch_s: gaps between the kernels of one layer.
+        host_step_s: host time of a step that the GPU waits for.
+        host_request_s: host time per request of the step.
+
+    Raises:
+        ConfigError: a parameter is out of range, or the GPU has no figure for the model's dtype.
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        gpu: GPU,
+        *,
+        kv_cache_dtype: str = "auto",
+        linear_flops_efficiency: float = 0.65,
+        attention_flops_efficiency: float = 0.55,
+        linear_bandwidth_efficiency: float = 0.9,
+        attention_bandwidth_efficiency: float = 0.8,
+        layer_launch_s: float = 10e-6,
+        host_step_s: float = 2e-3,
+        host_request_s: float = 20e-6,
+    ) -> None:
+        check_fractions(
+            "roofline",
+            {
+                "linear_flops_efficiency": linear_flops_efficiency,
+                "attention_flops_efficiency": attention_flops_efficiency,
+                "linear_bandwidth_efficiency": linear_bandwidth_efficiency,
+                "attention_bandwidth_efficiency": attention_bandwidth_efficiency,
+            },
+        )
+        overheads = {
+            "layer_launch_s": layer_launch_s,
+            "host_step_s": host_step_s,
+            "host_request_s": host_request_s,
+        }
+        check_not_negative("roofline", overheads)
+        peak = _peak_flops(model, gpu)
+        bandwidth = gpu.bandwidth_bytes_per_s
+        self._window = model.sliding_window
+        self._num_experts = model.num_experts
+        self._num_active_experts = model.num_experts_per_tok
+        self._set_linear(
+            model, peak * linear_flops_efficiency, bandwidth * linear_bandwidth_efficiency
+        )
+        self._set_attention(
+            model,
+            peak * attention_flops_efficiency,
+            bandwidth * attention_bandwidth_efficiency,
+            dtype_bytes(resolve_kv_dtype(model, kv_cache_dtype)),
+        )
+        self._launch_s = model.num_hidden_layers * layer_launch_s
+        self._host_step_s, self._host_request_s = host_step_s, host_request_s
+
+    def price(self, run: StepRun) -> Price:
+        """Durations and parts of the steps of a run; a step without tokens costs 0."""
+        features = extract(run, self._window)
+        if features.num_tokens == 0:
+            table = np.zeros((1 + len(PARTS), run.count))
+        elif run.count == 1:
+            numbers = np.array(self._columns(features, max))
+            return Price(numbers[:1], {part: numbers[at] for part, at in _PLACES})
+        else:
+            table = np.empty((1 + len(PARTS), run.count))
+            for row, column in zip(table, self._columns(features, np.maximum), strict=True):
+                row[:] = column
+        return Price(table[0], dict(zip(PARTS, table[1:], strict=True)))
+
+    def _columns(self, f: Features, longer: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
+        """The duration and the parts, by the same operations for numbers and for arrays."""
+        tokens = f.num_tokens
+        experts = min(self._num_experts, self._num_active_experts * tokens)
+        linear = max(
+            self._linear_flops_s * tokens,
+            self._dense_s + self._expert_s * experts + self._activation_s * tokens,
+        )
+        decode = longer(
+            self._pair_s * f.decode_kv_tokens,
+            self._kv_s * f.decode_kv_tokens + self._query_s * f.num_decodes,
+        )
+        prefill: Any = 0.0
+        if f.num_prefills:
+            prefill = longer(
+                self._pair_s * f.prefill_pairs,
+                self._kv_s * f.prefill_kv_tokens + self._query_s * f.prefill_tokens,
+            )
+        rows = f.num_logits_rows
+        head = max(self._row_flops_s * rows, self._head_s + self._row_s * rows)
+        host = self._host_step_s + self._host_request_s * f.num_reqs
+        total = linear + decode + prefill + head + self._launch_s + host
+        return total, linear, decode, prefill, head, self._launch_s, host
+
+    def _set_linear(self, model: ModelShape, flops_per_s: float, bytes_per_s: float) -> None:
+        """Seconds per token, per expert and per step of the matrices of all layers and the head."""
+        layers, hidden, width = model.num_hidden_layers, model.hidden_size, dtype_bytes(model.dtype)
+        dense = attention_weights(model) + router_weights(model)
+        expert = expert_weights(model)
+        per_token = dense + model.num_experts_per_tok * expert
+        self._linear_flops_s = 2 * layers * per_token / flops_per_s
+        self._dense_s = layers * dense * width / bytes_per_s
+        self._expert_s = layers * expert * width / bytes_per_s
+        self._activation_s = width * _activation_elements(model) / bytes_per_s
+        # Logits are written in the model's dtype, then cast to float32 and read by the sampler.
+        row_bytes = width * hidden + model.vocab_size * (2 * width + 2 * 4)
+        self._row_flops_s = 2 * head_weights(model) / flops_per_s
+        self._head_s = head_weights(model) * width / bytes_per_s
+        self._row_s = row_bytes / bytes_per_s
+
+    def _set_attention(
+        self, model: ModelShape, flops_per_s: float, bytes_per_s: float, kv_width: int
+    ) -> None:
+        """Seconds per query-key pair, per KV token read and per query, over all layers."""
+        query = model.num_hidden_layers * model.num_attention_heads * model.head_dim
+        kv_bytes = kv_elements_per_token(model) * kv_width
+        # Per pair: a multiply and an add for the score, and the same for the weighted value.
+        self._pair_s = 4 * query / flops_per_s
+        self._kv_s = kv_bytes / bytes_per_s
+        # Per query: it is read, its output is written, and the token's own K and V are written.
+        self._query_s = (2 * query * dtype_bytes(model.dtype) + kv_bytes) / bytes_per_s
+
+
+def _peak_flops(model: ModelShape, gpu: GPU) -> float:
+    """The GPU's dense FLOP/s in the model's dtype."""
+    dtype = matrix_dtype(model.dtype)
+    if dtype not in gpu.flops_per_s:
+        raise ConfigError(
+            f"GPU '{gpu.name}' has no {dtype} matrix units; it has {', '.join(gpu.flops_per_s)}"
+        )
+    return gpu.flops_per_s[dtype]
+
+
+def _activation_elements(model: ModelShape) -> int:
+    """Elements that one token reads and writes outside attention, over the whole model.
+
+    Per layer: projections (in and out), two norms with residual add (four rows each), and per
+    active expert the gated MLP (input, output, gate and up written and read, product written and
+    read); once: the embedding row.
+    """
+    hidden = model.hidden_size
+    query = model.num_attention_heads * model.head_dim
+    key_value = 2 * model.num_key_value_heads * model.head_dim
+    projections = hidden + (query + key_value) + query + hidden
+    mlp = model.num_experts_per_tok * (2 * hidden + 6 * model.intermediate_size)
+    return model.num_hidden_layers * (projections + mlp + 8 * hidden) + 2 * hidden

@@ -1,0 +1,76 @@
+"""Runs an engine to its end. The only place that makes a SimPy environment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import simpy
+
+from simserve.engine.loop import Engine, EngineParts
+from simserve.engine.loop_async import AsyncEngine
+
+__all__ = ["Outcome", "Progress", "simulate"]
+
+Progress = Callable[[float, int, int | None], object]
+"""Called after each step with the simulated time (s), requests done, and requests in all."""
+
+
+class Outcome(NamedTuple):
+    """How a simulation ended."""
+
+    status: str
+    """completed, interrupted (Ctrl-C), deadlock, livelock or max_steps."""
+    now_s: float
+    num_steps: int
+    complaint: str
+    """For a deadlock or livelock: who waits for what. Else empty."""
+
+
+def simulate(
+    parts: EngineParts, *, async_scheduling: bool = False, progress: Progress | None = None
+) -> Outcome:
+    """Run until nothing is left to do, nothing can be done any more, or Ctrl-C.
+
+    Ctrl-C ends the simulation after the step in progress, with a consistent record.
+    """
+    env = simpy.Environment()
+    engine = (AsyncEngine if async_scheduling else Engine)(env, parts, progress)
+    with _ctrl_c_calls(engine.interrupt):
+        env.run(engine.process)
+    parts.recorder.ended(engine.status, engine.now, parts.scheduler.unfinished())
+    stalled = engine.status in ("deadlock", "livelock")
+    return Outcome(
+        engine.status, engine.now, engine.num_steps, _complaint(engine, parts) if stalled else ""
+    )
+
+
+def _complaint(engine: Engine, parts: EngineParts) -> str:
+    unfinished = parts.scheduler.unfinished()
+    names = ", ".join(
+        f"{r.request_id} ({r.status.name.lower()}, {r.num_computed_tokens} of {r.num_tokens} "
+        "tokens computed)"
+        for r in unfinished[:5]
+    )
+    kv = parts.kv
+    return (
+        f"{engine.status} at {engine.now:.6f} s: {len(unfinished)} requests can never make "
+        f"progress: {names}{', …' if len(unfinished) > 5 else ''}. {kv.num_free_blocks} of "
+        f"{kv.num_gpu_blocks - 1} usable KV blocks of {kv.block_size} tokens are free. "
+        "Give the KV cache more blocks, or let on_impossible be 'reject'."
+    )
+
+
+@contextmanager
+def _ctrl_c_calls(action: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: action())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

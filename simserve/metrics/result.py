@@ -1,0 +1,118 @@
+"""What a run gives back: its summary and tables, in memory, ready for a notebook or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simserve.metrics.options import MetricOptions, RunInfo, Scalar
+from simserve.metrics.recorder import RunData
+from simserve.metrics.summary import summarise
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = ["RunResult"]
+
+TABLE_METRICS = ("ttft", "itl", "tpot", "e2el")
+TABLE_STATISTICS = ("mean", "p50", "p95", "p99")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult:
+    """Everything a run came to. Holds plain data only: it pickles, and opens no file."""
+
+    summary_dict: dict[str, Scalar]
+    """One flat dict under vLLM's keys."""
+    requests_table: pa.Table
+    steps_table: pa.Table
+    config: str = ""
+    """The resolved configuration as YAML."""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, machine, commit: what may differ between runs that are otherwise equal."""
+    warnings: tuple[str, ...] = ()
+    repetitions: tuple[Mapping[str, Scalar], ...] = ()
+    """The summaries of all repetitions if there were several; the tables are the first's."""
+
+    @classmethod
+    def of(
+        cls,
+        data: RunData,
+        info: RunInfo,
+        options: MetricOptions,
+        *,
+        config: str = "",
+        env: Mapping[str, Any] | None = None,
+        warnings: Sequence[str] = (),
+    ) -> RunResult:
+        """Reduce what a recorder measured.
+
+        Raises:
+            SimserveError: the requests do not add up.
+        """
+        from simserve.metrics.tables import requests_table, steps_table
+
+        return cls(
+            summary_dict=summarise(data, info, options),
+            requests_table=requests_table(data, options.save_detailed),
+            steps_table=steps_table(data),
+            config=config,
+            env=env or {},
+            warnings=tuple(warnings),
+        )
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """The summary as a table of one row."""
+        import pandas as pd
+
+        return pd.DataFrame([self.summary_dict])
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """One row a request."""
+        frame: pd.DataFrame = self.requests_table.to_pandas()
+        return frame
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row a step."""
+        frame: pd.DataFrame = self.steps_table.to_pandas()
+        return frame
+
+    def save(
+        self, path: str | Path, *, overwrite: bool = False, picture: bytes | None = None
+    ) -> Path:
+        """Write a run directory and return its path. `picture` is the PNG of the run.
+
+        Raises:
+            RunDirectoryError: the path exists and `overwrite` is not set, or cannot be written.
+        """
+        from simserve.metrics.rundir import write_run
+
+        return write_run(path, self, overwrite=overwrite, picture=picture)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name} (ms)</th>" for name in TABLE_STATISTICS)
+        rows = "".join(
+            f"<tr><th>{metric.upper()}</th>"
+            + "".join(f"<td>{self._shown(f'{name}_{metric}_ms')}</td>" for name in TABLE_STATISTICS)
+            + "</tr>"
+            for metric in TABLE_METRICS
+        )
+        facts = ", ".join(
+            f"{escape(key)} {self._shown(key)}"
+            for key in ("completed", "failed", "duration", "output_throughput", "num_preemptions")
+        )
+        notes = "".join(f"<p>{escape(warning)}</p>" for warning in self.warnings)
+        return f"<table><tr><th></th>{head}</tr>{rows}</table><p>{facts}</p>{notes}"
+
+    def _shown(self, key: str) -> str:
+        value = self.summary_dict.get(key)
+        if value is None:
+            return "–"
+        return f"{value:,.2f}" if isinstance(value, float) else escape(str(value))

@@ -1,0 +1,140 @@
+"""The two tables of a run as Arrow tables, built column by column, and their Parquet form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simserve.metrics.arrow import column, items, lists, numbers, strings
+from simserve.metrics.latency import Latencies
+from simserve.metrics.load import kv_cache_usage
+from simserve.metrics.recorder import RunData
+from simserve.metrics.request_log import Outcome
+from simserve.metrics.token_times import TokenTimes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["requests_table", "steps_table", "token_times", "write_parquet"]
+
+SCHEMA_VERSION = {b"simserve.schema_version": b"1"}
+
+
+def requests_table(data: RunData, save_detailed: bool = False) -> pa.Table:
+    """One row a request, in the order in which the engine took them in.
+
+    `token_run_*` are lists of equal length: first step (row of the steps table), number of steps,
+    tokens per step. `itl_ms`, every gap written out, only with `save_detailed`.
+    """
+    import pyarrow as pa
+
+    requests, times = data.requests, data.times
+    names = [name.lower() for name in Outcome.__members__]
+    classes = [name or None for name in requests.class_names]
+    errors = [requests.errors.get(row) for row in range(len(requests.request_ids))]
+    columns: dict[str, Any] = {
+        "request_id": strings(requests.request_ids),
+        "class": strings(classes).take(numbers(requests.class_code)),
+        "session": strings(requests.sessions),
+        "turn": numbers(requests.turn),
+        "priority": numbers(requests.priority),
+        "status": strings(names).take(numbers(requests.outcome)),
+        "finish_reason": strings(requests.finish_reasons),
+        "error": strings(errors),
+        "arrival_time_s": numbers(requests.arrival_s),
+        "queued_s": numbers(requests.queued_s),
+        "scheduled_s": numbers(requests.scheduled_s),
+        "first_token_s": numbers(times.first_token_s),
+        "last_token_s": numbers(times.last_token_s),
+        "ended_s": numbers(requests.ended_s),
+        "input_length": numbers(requests.input_length),
+        "output_length": numbers(times.num_tokens),
+        "requested_output_length": numbers(requests.requested_output_length),
+        "cached_tokens": numbers(requests.cached_tokens, requests.cached_tokens < 0),
+        "recomputed_tokens": numbers(requests.recomputed_tokens),
+        "num_preemptions": numbers(requests.num_preemptions),
+    }
+    columns |= _latency_columns(data)
+    columns |= _token_run_columns(times)
+    if save_detailed:
+        offsets, gaps = times.itl_lists()
+        columns["itl_ms"] = lists(offsets, gaps * 1000.0)
+    return pa.table(columns).replace_schema_metadata(SCHEMA_VERSION)
+
+
+def _latency_columns(data: RunData) -> dict[str, Any]:
+    latencies = Latencies.of(data)
+    names = (
+        "queue_time",
+        "ttft",
+        "tpot",
+        "e2el",
+        "max_itl",
+        "prefill_time",
+        "decode_time",
+        "inference_time",
+    )
+    return {f"{name}_ms": numbers(getattr(latencies, name) * 1000.0) for name in names}
+
+
+def _token_run_columns(times: TokenTimes) -> dict[str, Any]:
+    return {
+        "token_run_first_step": lists(times.offsets, times.firsts),
+        "token_run_num_steps": lists(times.offsets, times.counts),
+        "token_run_num_tokens": lists(times.offsets, times.tokens),
+    }
+
+
+def token_times(requests: pa.Table, steps: pa.Table) -> TokenTimes:
+    """The token times that stand in the two tables of a run."""
+    offsets, firsts = items(requests, "token_run_first_step")
+    _, counts = items(requests, "token_run_num_steps")
+    _, tokens = items(requests, "token_run_num_tokens")
+    return TokenTimes(column(steps, "end_s"), offsets, firsts, counts, tokens)
+
+
+def steps_table(data: RunData) -> pa.Table:
+    """One row a step; `parts.*` are the seconds that the executor's named parts took."""
+    import pyarrow as pa
+
+    steps = data.steps
+    off = np.full(steps.num_steps, not data.enable_prefix_caching)
+    columns: dict[str, Any] = {
+        "step_id": numbers(np.arange(steps.num_steps)),
+        "start_s": numbers(steps.start_s),
+        "end_s": numbers(steps.end_s),
+        "duration_s": numbers(steps.duration_s),
+    }
+    columns |= {f"parts.{name}": numbers(seconds) for name, seconds in steps.parts.items()}
+    columns |= {
+        "num_running": numbers(steps.num_running),
+        "num_waiting": numbers(steps.num_waiting),
+        "num_scheduled": numbers(steps.num_scheduled),
+        "num_tokens": numbers(steps.num_tokens),
+        "num_decode_tokens": numbers(steps.num_decode_tokens),
+        "num_prefill_tokens": numbers(steps.num_tokens - steps.num_decode_tokens),
+        "num_preempted": numbers(steps.num_preempted),
+        "num_free_blocks": numbers(steps.num_free_blocks),
+        "kv_cache_usage": numbers(kv_cache_usage(data)),
+        "prefix_cache_queries": numbers(steps.prefix_cache_queries, off),
+        "prefix_cache_hits": numbers(steps.prefix_cache_hits, off),
+        "evicted_cached_blocks": numbers(steps.evicted_cached_blocks, off),
+        "admission_stop": strings(steps.admission_stops).take(numbers(steps.admission_stop)),
+    }
+    return pa.table(columns).replace_schema_metadata(SCHEMA_VERSION)
+
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """Write a table with fixed settings: equal tables give equal bytes."""
+    import pyarrow.parquet as pq
+
+    pq.write_table(
+        table,
+        path,
+        version="2.6",
+        compression="snappy",
+        use_dictionary=True,
+        row_group_size=1 << 17,
+    )

@@ -1,0 +1,1 @@
+"""Data files: shapes of models and data sheets of GPUs, each with its source."""

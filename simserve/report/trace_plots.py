@@ -1,0 +1,111 @@
+"""The picture of a trace: how long requests are, and when they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.workload.stats import TraceColumns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["plot_trace"]
+
+_PROMPT, _OUTPUT, _HIT = "#1f77b4", "#d95f02", "#1b9e77"
+
+
+def plot_trace(columns: TraceColumns, path: Path, title: str = "") -> None:
+    """Draw lengths (histogram and CDF), arrivals and tokens over time into a PNG file.
+
+    Raises:
+        ValueError: there are no requests.
+    """
+    from matplotlib.figure import Figure
+
+    stats = columns.stats()
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
+    _draw_histogram(axes[0, 0], columns)
+    _draw_cdf(axes[0, 1], columns)
+    _draw_arrivals(axes[1, 0], columns, stats.rate_rps)
+    _draw_tokens(axes[1, 1], columns, stats.prefix_hit_share)
+    for axis in axes.flat:
+        axis.grid(alpha=0.25, linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{title}  ·  {stats.num_requests:,} requests over {stats.span_s:,.1f} s")
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def _draw_histogram(axis: Axes, columns: TraceColumns) -> None:
+    longest = max(int(columns.prompt_len.max()), int(columns.output_len.max()))
+    edges = np.geomspace(1, longest + 1, 41)
+    lengths = (("prompt", columns.prompt_len, _PROMPT), ("output", columns.output_len, _OUTPUT))
+    for label, values, colour in lengths:
+        axis.hist(values, bins=edges.tolist(), alpha=0.6, color=colour, label=label)
+    axis.set(xscale="log", xlabel="length (tokens)", ylabel="requests", title="Lengths")
+    axis.legend(frameon=False)
+
+
+def _draw_cdf(axis: Axes, columns: TraceColumns) -> None:
+    lengths = (("prompt", columns.prompt_len, _PROMPT), ("output", columns.output_len, _OUTPUT))
+    for label, values, colour in lengths:
+        axis.ecdf(values, color=colour, label=label)
+    axis.set(
+        xscale="log",
+        xlabel="length (tokens)",
+        ylabel="share of requests",
+        title="Lengths, cumulative",
+        ylim=(0, 1.02),
+    )
+    axis.legend(frameon=False, loc="best")
+
+
+def _draw_arrivals(axis: Axes, columns: TraceColumns, rate_rps: float | None) -> None:
+    edges_s = _time_edges(columns)
+    width_s = float(edges_s[1] - edges_s[0])
+    rates = np.histogram(columns.arrival_s, edges_s)[0] / width_s
+    axis.stairs(rates, edges_s, fill=True, alpha=0.6, color=_PROMPT)
+    if rate_rps is not None:
+        label = f"mean: {rate_rps:.3g}/s"
+        axis.axhline(rate_rps, color="0.3", linestyle="--", linewidth=1, label=label)
+        axis.legend(frameon=False, loc="upper right")
+    axis.set(ylabel="requests per second", title=f"Arrivals ({width_s:.3g} s bins)")
+    _set_limits(axis, edges_s, float(rates.max()))
+
+
+def _draw_tokens(axis: Axes, columns: TraceColumns, prefix_hit_share: float) -> None:
+    edges_s = _time_edges(columns)
+    width_s = float(edges_s[1] - edges_s[0])
+    block = f"{columns.block_size}-token blocks"
+    layers = (
+        ("prompt", columns.prompt_len, _PROMPT, 0.6),
+        (f"of it, seen before ({block}): {prefix_hit_share:.1%}", columns.hit_len, _HIT, 0.9),
+    )
+    highest = 0.0
+    for label, values, colour, alpha in layers:
+        rates = np.histogram(columns.arrival_s, edges_s, weights=values)[0] / width_s
+        axis.stairs(rates, edges_s, fill=True, alpha=alpha, color=colour, label=label)
+        highest = max(highest, float(rates.max()))
+    axis.set(ylabel="prompt tokens per second", title="Prompt tokens and the prefix-hit bound")
+    axis.legend(frameon=False, loc="upper right")
+    _set_limits(axis, edges_s, highest)
+
+
+def _set_limits(axis: Axes, edges_s: NDArray[np.float64], highest: float) -> None:
+    """The whole time axis, and room above the bars for the legend."""
+    axis.set(xlabel="time (s)", xlim=(edges_s[0], edges_s[-1]), ylim=(0, 1.3 * highest))
+
+
+def _time_edges(columns: TraceColumns) -> NDArray[np.float64]:
+    """Bin edges over the span; a second if all requests come at once."""
+    start_s, end_s = float(columns.arrival_s[0]), float(columns.arrival_s[-1])
+    return np.linspace(start_s, end_s if end_s > start_s else start_s + 1, _num_bins(columns) + 1)
+
+
+def _num_bins(columns: TraceColumns) -> int:
+    """Fewer for few requests, so that a bin holds more than one."""
+    return int(np.clip(len(columns.arrival_s) // 5, 10, 60))

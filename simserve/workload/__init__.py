@@ -1,0 +1,1 @@
+"""Workloads: requests over time, read from traces or generated from a seed."""

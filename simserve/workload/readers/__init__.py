@@ -1,0 +1,1 @@
+"""Trace readers, one module a file format."""

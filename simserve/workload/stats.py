@@ -1,0 +1,182 @@
+"""What a trace looks like: rate, burstiness, lengths, and what a prefix cache could serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.segments import Part, Segment, Segments
+from simserve.types import TraceRequest
+
+__all__ = ["LengthStats", "PrefixTree", "TraceColumns", "TraceStats", "read_columns"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthStats:
+    """Mean, percentiles (linear) and maximum of lengths, in tokens."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: int
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int64]) -> LengthStats:
+        """Of a non-empty array of lengths."""
+        p50, p90, p99 = np.percentile(lengths, (50, 90, 99)).tolist()
+        return cls(mean=float(lengths.mean()), p50=p50, p90=p90, p99=p99, max=int(lengths.max()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceStats:
+    """The figures of `simserve trace inspect`. None: not defined for so few requests."""
+
+    num_requests: int
+    span_s: float
+    """From the first arrival to the last."""
+    rate_rps: float | None
+    """Gaps between arrivals over the span."""
+    gap_cv: float | None
+    """Standard deviation of the gaps over their mean: 1 for Poisson arrivals."""
+    iod: float | None
+    """Variance over mean of the number of arrivals per second: 1 for Poisson arrivals."""
+    num_ties: int
+    """Requests that share their arrival with the one before."""
+    prompt_len: LengthStats
+    output_len: LengthStats
+    block_size: int
+    prefix_hit_share: float
+    """Share of prompt tokens that a prefix cache without limit, in trace order, could serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceColumns:
+    """The numbers of a trace, one entry a request, in arrival order."""
+
+    arrival_s: NDArray[np.float64]
+    prompt_len: NDArray[np.int64]
+    output_len: NDArray[np.int64]
+    hit_len: NDArray[np.int64]
+    """Prompt tokens found in a cache without limit."""
+    block_size: int
+
+    def stats(self) -> TraceStats:
+        """The figures. Raises ValueError if there are no requests."""
+        if not len(self.arrival_s):
+            raise ValueError("no requests")
+        gaps_s = np.diff(self.arrival_s)
+        span_s = float(gaps_s.sum())
+        return TraceStats(
+            num_requests=len(self.arrival_s),
+            span_s=span_s,
+            rate_rps=len(gaps_s) / span_s if span_s else None,
+            gap_cv=float(gaps_s.std() / gaps_s.mean()) if span_s else None,
+            iod=_index_of_dispersion(self.arrival_s),
+            num_ties=int((gaps_s == 0).sum()),
+            prompt_len=LengthStats.of(self.prompt_len),
+            output_len=LengthStats.of(self.output_len),
+            block_size=self.block_size,
+            prefix_hit_share=float(self.hit_len.sum() / self.prompt_len.sum()),
+        )
+
+
+def _index_of_dispersion(arrival_s: NDArray[np.float64]) -> float | None:
+    """Variance over mean of arrivals per whole second, the last and incomplete one left out."""
+    seconds = (arrival_s - arrival_s[0]).astype(np.int64)
+    num_seconds = int(seconds[-1])
+    if num_seconds < 2:
+        return None
+    # Over the distinct seconds only: a trace of years has few arrivals for its length.
+    counts = np.unique(seconds[seconds < num_seconds], return_counts=True)[1].astype(np.float64)
+    mean = counts.sum() / num_seconds
+    return float((np.square(counts).sum() / num_seconds - mean**2) / mean)
+
+
+def read_columns(requests: Iterable[TraceRequest], block_size: int = 16) -> TraceColumns:
+    """Read requests once, keeping their numbers only."""
+    tree = PrefixTree(block_size)
+    rows = [(r.arrival_s, r.prompt_len, r.output_len, tree.hit_len(r)) for r in requests]
+    arrival_s, *lengths = zip(*rows, strict=True) if rows else ((), (), (), ())
+    prompt_len, output_len, hit_len = (np.asarray(column, dtype=np.int64) for column in lengths)
+    return TraceColumns(
+        arrival_s=np.asarray(arrival_s, dtype=np.float64),
+        prompt_len=prompt_len,
+        output_len=output_len,
+        hit_len=hit_len,
+        block_size=block_size,
+    )
+
+
+class PrefixTree:
+    """A prefix cache without limit, over parts in place of blocks.
+
+    It knows every prompt and output so far, cached as soon as the request is seen; so its hits
+    are an upper bound for any real cache in the same order. Multimodal items are not looked at.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        self._block_size = block_size
+        self._roots: dict[tuple[str | None, int | str | None], int] = {}
+        """Places with nothing before them, by what else tells blocks apart: salt and adapter."""
+        self._longest: dict[tuple[int, Segment], int] = {}
+        """How many tokens of a segment have been seen to follow a place."""
+        self._next: dict[tuple[int, Segment, int], int] = {}
+        """The place after a place and a part."""
+        self._num_places = 0
+
+    def hit_len(self, request: TraceRequest) -> int:
+        """Tokens of the prompt in full cached blocks (never all of it); then remember it."""
+        key = (request.cache_salt, request.lora_id)
+        root = self._roots[key] = self._roots.get(key) or self._new_place()
+        parts = self._split_literals(request.prompt + request.output_parts)
+        # The last generated token is never computed, so it is never cached.
+        found = self._walk(root, parts, request.prompt_len + request.output_len - 1)
+        if request.prompt_logprobs:
+            return 0
+        usable = min(found, request.prompt_len - 1)
+        return usable - usable % self._block_size
+
+    def _split_literals(self, parts: Segments) -> list[Part]:
+        """Cut literal token ids at block boundaries: they share tokens without sharing a name."""
+        split: list[Part] = []
+        offset = 0
+        for segment, length in parts:
+            if not isinstance(segment, tuple):
+                split.append((segment, length))
+                offset += length
+                continue
+            start = 0
+            while start < length:
+                stop = min(length, start + self._block_size - offset % self._block_size)
+                split.append((segment[start:stop], stop - start))
+                offset += stop - start
+                start = stop
+        return split
+
+    def _new_place(self) -> int:
+        self._num_places += 1
+        return self._num_places
+
+    def _walk(self, place: int, parts: list[Part], limit: int) -> int:
+        """Remember the first `limit` tokens of `parts`; how many of them were known."""
+        found, known = 0, True
+        for segment, part_len in parts:
+            length = min(part_len, limit)
+            if length <= 0:
+                break
+            longest = self._longest.get((place, segment), 0)
+            if known:
+                found += min(length, longest)
+            if length > longest:
+                self._longest[place, segment] = length
+            limit -= length
+            key = (place, segment, length)
+            known = known and key in self._next
+            place = self._next[key] = self._next.get(key) or self._new_place()
+        return found

@@ -1,0 +1,240 @@
+"""Traces: a file of requests, read in two passes, handed out in order of arrival from 0 s on.
+
+The first pass checks every row and learns the origin and the order; the second hands requests
+out one by one. A file in order is never held in memory, and one that is nearly in order only as
+far as its rows are out of place.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.errors import ConfigError, TraceError
+from simserve.registry import resolve
+from simserve.types import TraceRequest
+from simserve.workload.files import file_sha256, write_lines
+from simserve.workload.readers.base import Options, Reader, check_options
+from simserve.workload.readers.native import encode
+from simserve.workload.report import TraceReport, make_report
+from simserve.workload.rows import BadRow, OnBadRow, Row, RowLog
+from simserve.workload.sniff import sniff
+
+__all__ = ["Trace", "TraceReport", "open_trace", "write_trace"]
+
+
+def open_trace(
+    path: str | Path,
+    *,
+    format: str = "auto",
+    on_bad_row: OnBadRow = "error",
+    sort: bool = True,
+    **options: Any,
+) -> Trace:
+    """A trace file, its format found out (`auto`) or named; rows are read when asked for.
+
+    `on_bad_row` is `error` or `drop`; without `sort`, rows out of order are an error.
+    `options` are those of the format.
+
+    Raises:
+        ConfigError: an option is unknown or wrong.
+        TraceError: the file cannot be read, is empty, or is of no known format.
+        UnknownNameError: no reader has the name given as `format`.
+    """
+    path = Path(path)
+    if on_bad_row not in ("error", "drop"):
+        raise ConfigError(f"on_bad_row is {on_bad_row!r}, but must be 'error' or 'drop'")
+    name = sniff(path) if format == "auto" else format
+    reader = resolve("readers", name)()
+    if isinstance(reader, Reader):
+        options = check_options(name, reader.options, options)
+    if not path.is_file():
+        raise TraceError(f"{path}: no such file")
+    return Trace(path, name, reader, options, on_bad_row, sort)
+
+
+def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> int:
+    """Write requests in simserve's own format; reading them gives back equal ones.
+
+    The file appears under its name only when it is complete. Returns the number of requests.
+
+    Raises:
+        TraceError: a number is not finite, or the file cannot be written.
+    """
+    return write_lines(Path(path), (encode(request) for request in requests))
+
+
+class Trace:
+    """A trace file. Every `requests()` reads it anew: nothing that a run touches is kept."""
+
+    def __init__(
+        self,
+        path: Path,
+        format: str,
+        reader: Any,
+        options: Options,
+        on_bad_row: OnBadRow,
+        sort: bool,
+    ) -> None:
+        self.path = path
+        self.format = format
+        self._reader = reader
+        self._options = options
+        self._on_bad_row = on_bad_row
+        self._sort = sort
+        self._scan: _Scan | None = None
+
+    @property
+    def report(self) -> TraceReport:
+        """What a complete pass found out; the first time it is asked for, the file is read.
+
+        Raises:
+            TraceError: a row is bad, or there are no requests.
+        """
+        return self._scanned().report
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that `requests()` hands out."""
+        return self.report.num_requests
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """Fresh requests, in order of arrival (ties in file order), the first at 0.0 s.
+
+        Raises:
+            TraceError: a row is bad, there are no requests, or the file has changed meanwhile.
+        """
+        scan = self._scanned()
+        if _signature(self.path) != scan.signature:
+            raise TraceError(f"{self.path}: the file has changed since it was first read")
+        return self._requests(scan)
+
+    def _requests(self, scan: _Scan) -> Iterator[TraceRequest]:
+        ticks_per_s = _ticks_per_s(self._reader)
+        rows = self._rows(RowLog(self.path, self._on_bad_row))
+        kept = (row for index, row in enumerate(rows) if index not in scan.left_out)
+        for row in kept if scan.order is None else _in_order(kept, scan.order):
+            yield TraceRequest(arrival_s=(row.ticks - scan.origin) / ticks_per_s, **row.fields)
+
+    def _rows(self, log: RowLog) -> Iterator[Row]:
+        if isinstance(self._reader, Reader):
+            return self._reader.rows(self.path, log, self._options)
+        return _rows_of_requests(self._reader.read(self.path, **self._options), log)
+
+    def _scanned(self) -> _Scan:
+        if self._scan is None:
+            self._scan = self._first_pass()
+        return self._scan
+
+    def _first_pass(self) -> _Scan:
+        signature = _signature(self.path)
+        log = RowLog(self.path, self._on_bad_row)
+        ticks, left_out = self._check_all(log)
+        if not len(ticks):
+            raise TraceError(f"{self.path}: no requests: {_why_none(log)}")
+        num_backward_steps = int(np.count_nonzero(np.diff(ticks) < 0))
+        order = np.argsort(ticks, kind="stable") if num_backward_steps else None
+        in_order = ticks if order is None else ticks[order]
+        origin = float(in_order[0])
+        arrivals_s = (in_order - origin) / _ticks_per_s(self._reader)
+        report = make_report(
+            log, self.format, file_sha256(self.path), arrivals_s, num_backward_steps
+        )
+        return _Scan(origin, order, frozenset(left_out), report, signature)
+
+    def _check_all(self, log: RowLog) -> tuple[NDArray[np.float64], set[int]]:
+        """Ticks of the rows kept, in file order, and the indices of those refused here.
+
+        Readers judge rows one by one; whether ids clash and parents exist is judged here.
+        """
+        ticks = array("d")
+        left_out: set[int] = set()
+        known_ids: set[str] = set()
+        check_ids = getattr(self._reader, "names_requests", True)
+        for index, row in enumerate(self._rows(log)):
+            try:
+                if check_ids:
+                    _check_ids(row, known_ids)
+                if not self._sort and ticks and row.ticks < ticks[-1]:
+                    raise BadRow("arrival", "is earlier than that of the row above", "unsorted")
+            except BadRow as fault:
+                log.bad(row.number, fault)
+                left_out.add(index)
+                continue
+            ticks.append(row.ticks)
+        return np.array(ticks, dtype=np.float64), left_out
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """What the first pass learnt for the second."""
+
+    origin: float
+    order: NDArray[np.intp] | None
+    """File positions in order of arrival; None if the file is in order."""
+    left_out: frozenset[int]
+    report: TraceReport
+    signature: tuple[int, int]
+
+
+def _check_ids(row: Row, known_ids: set[str]) -> None:
+    """Ids are unique, and a parent stands in a row above, so that nothing waits in a circle."""
+    request_id = row.fields["request_id"]
+    parent = row.fields.get("parent")
+    if request_id in known_ids:
+        raise BadRow("request_id", f"'{request_id}' occurs twice", "duplicate_id")
+    if parent is not None and parent not in known_ids:
+        raise BadRow("parent", f"'{parent}' is the id of no row above", "orphan")
+    known_ids.add(request_id)
+
+
+def _in_order(rows: Iterator[Row], order: NDArray[np.intp]) -> Iterator[Row]:
+    """Rows in the given order of their positions, holding only those that have to wait."""
+    waiting: dict[int, Row] = {}
+    wanted = iter(order.tolist())
+    next_up = next(wanted, None)
+    for position, row in enumerate(rows):
+        waiting[position] = row
+        while next_up in waiting:
+            yield waiting.pop(next_up)
+            next_up = next(wanted, None)
+
+
+def _rows_of_requests(requests: Iterator[TraceRequest], log: RowLog) -> Iterator[Row]:
+    """Rows from a reader that knows only the TraceReader protocol: seconds, numbered from 1."""
+    names = [field.name for field in fields(TraceRequest) if field.name != "arrival_s"]
+    for number, request in enumerate(requests, 1):
+        log.num_rows += 1
+        if not 0 <= request.arrival_s < float("inf"):
+            message = f"is {request.arrival_s}, not a finite time >= 0"
+            log.bad(number, BadRow("arrival_s", message, "not_finite"))
+            continue
+        yield Row(number, request.arrival_s, {name: getattr(request, name) for name in names})
+
+
+def _ticks_per_s(reader: Any) -> int:
+    return reader.ticks_per_s if isinstance(reader, Reader) else 1
+
+
+def _why_none(log: RowLog) -> str:
+    if not log.num_rows:
+        return "the file has no rows"
+    if not log.dropped:
+        return f"none of its {log.num_rows} rows makes one"
+    reasons = ", ".join(f"{count} for {reason}" for reason, count in log.dropped.items())
+    return f"all {log.num_rows} rows were dropped ({reasons}), the first: {log.first_fault}"
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    """Size and time of change of a file."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from simserve.cli.main import app
+from simserve.config.loader import load_config
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "schema" / "simserve.schema.json"
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_the_committed_schema_is_what_the_command_prints() -> None:
+    """Otherwise: simserve schema > schema/simserve.schema.json"""
+    outcome = CliRunner().invoke(app, ["schema"])
+    assert outcome.exit_code == 0
+    assert outcome.stdout == SCHEMA.read_text()
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=relative)
+def test_every_configuration_names_the_schema_and_fulfils_it(config: Path) -> None:
+    text = config.read_text()
+    match = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)
+    assert match, "the first line names no schema"
+    assert Path(os.path.normpath(config.parent / match[1])) == SCHEMA
+    jsonschema.validate(yaml.safe_load(text), json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=relative)
+def test_every_configuration_loads(config: Path) -> None:
+    loaded = load_config(config)
+    assert loaded.warnings == ()
+    assert loaded.reachable_in_engine
+
+
+def test_every_key_is_described() -> None:
+    schema = json.loads(SCHEMA.read_text())
+    undescribed = [
+        f"{name}.{key}"
+        for name, definition in {"": schema, **schema["$defs"]}.items()
+        for key, entry in definition.get("properties", {}).items()
+        if not {"description", "$ref"} & set(entry) and key not in ("kind", "type")
+    ]
+    assert not undescribed
+
+
+def test_a_wrong_configuration_does_not_fulfil_it() -> None:
+    schema: dict[str, Any] = json.loads(SCHEMA.read_text())
+    good = {"model": "llama-3.1-8b", "workload": {"synthetic": {}}}
+    jsonschema.validate(good, schema)
+    for wrong in ({"max_num_seqs": 4}, {"seed": "1"}, {"scheduler": {"policy": "prio"}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**good, **wrong}, schema)
+
+
+def test_w2_is_the_benchmark_that_figures_are_quoted_for() -> None:
+    config = load_config(ROOT / "configs" / "bench" / "w2.yaml").config
+    synthetic = config.workload.synthetic
+    assert synthetic is not None
+    assert synthetic.num_requests == 10_000
+    assert synthetic.arrival.model_dump() == {"kind": "poisson", "rate": 6.5}
+    assert synthetic.prompt_len.model_dump() == {
+        "kind": "lognormal", "mean": 1005, "sigma": 0.8, "min": 16, "max": 6000,
+    }  # fmt: skip
+    assert synthetic.output_len.model_dump() == {
+        "kind": "lognormal", "mean": 250.75, "sigma": 0.7, "min": 4, "max": 2000,
+    }  # fmt: skip
+    assert config.gpu == "a100"
+    assert config.executor.cost.kind == "roofline"
+    assert config.scheduler.max_num_batched_tokens == 2048
+    assert config.scheduler.max_num_seqs == 256
+    assert config.kv_cache.block_size == 16
+    assert config.kv_cache.enable_prefix_caching
+    assert config.seed == 0

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+
+from simserve.config.loader import load_config
+from simserve.errors import ConfigError
+
+BASE = {"model": "llama-3.1-8b", "workload": {"synthetic": {"num_requests": 10}}}
+
+
+def test_values_are_yaml() -> None:
+    config = load_config(
+        BASE,
+        [
+            "scheduler.max_num_seqs=64",
+            "scheduler.enable_chunked_prefill=true",
+            "executor.cost={kind: formula, base_s: 1e-3}",
+            "metrics.percentiles=[50, 99.9]",
+            "label='017'",
+            "metrics.window=null",
+            "gpu = h100",
+        ],
+    ).config
+    assert config.scheduler.max_num_seqs == 64
+    assert config.executor.cost.kind == "formula"
+    assert config.metrics.percentiles == (50, 99.9)
+    assert config.label == "017"
+    assert config.gpu == "h100"
+
+
+def test_the_last_of_several_wins() -> None:
+    assert load_config(BASE, ["seed=1", "seed=2"]).config.seed == 2
+
+
+def test_a_parent_that_is_absent_or_empty_is_made() -> None:
+    assert load_config(BASE, ["metadata.a.b.c=1"]).config.metadata == {"a": {"b": {"c": 1}}}
+    window = load_config({**BASE, "metrics": {"window": None}}, ["metrics.window.start_s=1"])
+    assert window.config.metrics.window is not None
+
+
+def test_a_workload_can_be_swapped() -> None:
+    swapped = load_config(BASE, ["workload.synthetic=null", "workload.trace.path=a.jsonl"]).config
+    assert swapped.workload.synthetic is None
+    assert swapped.workload.trace is not None
+
+
+def test_list_entries_go_by_index() -> None:
+    base = {
+        **BASE,
+        "kv_cache": {"groups": [{"type": "full"}, {"type": "sliding_window", "window": 8}]},
+    }
+    groups = load_config(base, ["kv_cache.groups.1.window=16"]).config.kv_cache.groups
+    assert groups is not None
+    assert groups[1].model_dump()["window"] == 16
+
+
+def test_values_by_path_from_python() -> None:
+    config = load_config(BASE, {"scheduler.max_num_seqs": 64, "metrics.percentiles": (50,)}).config
+    assert config.scheduler.max_num_seqs == 64
+
+
+def test_the_source_is_left_alone() -> None:
+    source = {**BASE, "scheduler": {"max_num_seqs": 4}}
+    load_config(source, ["scheduler.max_num_seqs=8"])
+    assert source["scheduler"] == {"max_num_seqs": 4}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "scheduler.max_num_seq=64",
+            "-o scheduler.max_num_seq=64: scheduler.max_num_seq: unknown key"
+            " (did you mean 'max_num_seqs'?)",
+        ),
+        (
+            "scheduler.max_num_seqs=x",
+            "-o scheduler.max_num_seqs=x: scheduler.max_num_seqs:"
+            " must be a whole number, not the text 'x'",
+        ),
+        (
+            "scheduler.enable_chunked_prefill=off",
+            "-o scheduler.enable_chunked_prefill=off: scheduler.enable_chunked_prefill:"
+            " off is a boolean to some readers: write false, or 'off' for text",
+        ),
+        (
+            "scheduler.max_num_batched_tokens=8",
+            "-o scheduler.max_num_batched_tokens=8: scheduler.max_num_batched_tokens:"
+            " must be at least max_num_seqs (16), not 8",
+        ),
+        (
+            "model.config.x=1",
+            "-o model.config.x=1: model: is neither a mapping nor a list with an entry 'config'",
+        ),
+        (
+            "seed",
+            "-o seed: write KEY=VALUE, for example scheduler.max_num_seqs=64",
+        ),
+        (
+            "scheduler..kind=vllm",
+            "-o scheduler..kind=vllm: write KEY=VALUE, for example scheduler.max_num_seqs=64",
+        ),
+    ],
+)
+def test_errors_name_the_argument(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({**BASE, "scheduler": {"max_num_seqs": 16}}, [override])
+    assert str(caught.value) == message
+
+
+def test_a_syntax_error_is_one_too() -> None:
+    with pytest.raises(ConfigError, match=r"^-o seed=\[1: seed: not YAML"):
+        load_config(BASE, ["seed=[1"])
+
+
+def test_all_bad_overrides_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(BASE, ["seed", "seed=[", "model.x.y=1"])
+    assert len(caught.value.problems) == 3

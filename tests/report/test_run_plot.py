@@ -1,0 +1,139 @@
+"""The picture of a run: right size, same bytes every time, and drawn for odd runs as well."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simserve.metrics.options import MetricOptions, RunInfo
+from simserve.metrics.recorder import RunRecorder
+from simserve.metrics.result import RunResult
+from simserve.metrics.rundir import read_run
+from simserve.protocols import BlockStats, StepRecord
+from simserve.report import run_plot
+from simserve.report.run_plot import draw_run
+from simserve.types import Kind, Request, StepOutput, StepPlan, StepResult, StepRun, TraceRequest
+
+
+def toy_run(num_requests: int, rate: float = 20.0, num_blocks: int = 400) -> RunResult:
+    """A little engine: whole prompts, one token a step, blocks as tokens, newest is preempted."""
+    rng = np.random.default_rng(5)
+    arrivals = np.cumsum(rng.exponential(1 / rate, num_requests)).tolist()
+    lengths = rng.integers(5, 120, num_requests).tolist()
+    recorder = RunRecorder(num_gpu_blocks=num_blocks + 1, block_size=1)
+    waiting: list[Request] = []
+    running: list[Request] = []
+    now, step = 0.0, 0
+    while arrivals or waiting or running:
+        if not waiting and not running:
+            now = max(now, arrivals[0])
+        while arrivals and arrivals[0] <= now:
+            name = str(num_requests - len(arrivals))
+            trace = TraceRequest(
+                request_id=name,
+                arrival_s=arrivals.pop(0),
+                prompt=((name, lengths[int(name)]),),
+                output_len=30,
+                class_="long" if lengths[int(name)] > 60 else "short",
+            )
+            recorder.arrived(trace, now)
+            waiting.append(Request(trace, 4096))
+        plan = StepPlan(step)
+        while sum(r.num_tokens + 1 for r in running) > num_blocks:
+            waiting.insert(0, running.pop())
+            plan.preempted_ids.append(waiting[0].request_id)
+            waiting[0].num_computed_tokens = 0
+        while waiting and not plan.preempted_ids:
+            if sum(r.num_tokens + 1 for r in (*running, waiting[0])) > num_blocks:
+                break
+            running.append(waiting.pop(0))
+            again = running[-1].num_output_tokens > 0
+            plan.kinds[running[-1].request_id] = Kind.RESUMED if again else Kind.NEW
+        plan.request_ids = [r.request_id for r in running]
+        plan.starts = [r.num_computed_tokens for r in running]
+        plan.num_tokens = [r.num_tokens - r.num_computed_tokens for r in running]
+        end = np.array([now + 0.005 + 0.0002 * plan.total_num_tokens])
+        used = sum(r.num_tokens for r in running)
+        for request in running:
+            request.num_computed_tokens = request.num_tokens
+            request.num_tokens += 1
+        over = [r for r in running if r.num_output_tokens == r.max_tokens]
+        running = [r for r in running if r not in over]
+        ones = [1] * len(plan.request_ids)
+        recorder.stepped(
+            StepRecord(
+                StepRun(plan),
+                now,
+                StepResult(end, {}, ones),
+                StepOutput(ones, over),
+                now,
+                len(ones),
+                len(waiting),
+                np.array([num_blocks - used]),
+                BlockStats(0, 0),
+            )
+        )
+        now, step = float(end[0]), step + 1
+    recorder.ended("completed", now, [])
+    return RunResult.of(recorder.data(), RunInfo(label="toy"), MetricOptions())
+
+
+@pytest.fixture(scope="module")
+def toy() -> RunResult:
+    return toy_run(200)
+
+
+def size(png: bytes) -> tuple[int, ...]:
+    assert png.startswith(b"\x89PNG\r\n")
+    return struct.unpack(">II", png[16:24])
+
+
+def test_a_picture_has_1600_by_1000_pixels_and_the_same_bytes_every_time(toy: RunResult) -> None:
+    picture = draw_run(toy)
+    assert size(picture) == (1600, 1000)
+    assert draw_run(toy) == picture
+
+
+def test_a_run_read_back_draws_the_same_picture(toy: RunResult, tmp_path: Path) -> None:
+    toy.save(tmp_path / "run")
+    assert draw_run(read_run(tmp_path / "run")) == draw_run(toy)
+
+
+def test_the_picture_shows_the_data(toy: RunResult) -> None:
+    assert toy.summary_dict["num_preemptions"]
+    assert draw_run(toy_run(200, rate=200.0)) != draw_run(toy)
+
+
+def test_a_users_style_does_not_show(toy: RunResult) -> None:
+    import matplotlib
+
+    picture = draw_run(toy)
+    with matplotlib.rc_context({"lines.linewidth": 9.0, "figure.facecolor": "black"}):
+        assert draw_run(toy) == picture
+        assert matplotlib.rcParams["lines.linewidth"] == 9.0
+
+
+def test_pyplot_is_not_needed(toy: RunResult) -> None:
+    before = "matplotlib.pyplot" in sys.modules
+    draw_run(toy)
+    assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+@pytest.mark.parametrize("num_requests", [0, 1])
+def test_runs_with_nothing_to_show_are_drawn_too(num_requests: int) -> None:
+    assert size(draw_run(toy_run(num_requests))) == (1600, 1000)
+
+
+def test_long_runs_are_thinned_to_their_range() -> None:
+    """Every extreme of a per-step value survives in the band between least and most."""
+    start_s = np.arange(100_000) * 0.01
+    values = np.zeros(100_000)
+    values[[7, 50_000, 99_999]] = [5.0, -3.0, 8.0]
+    when, low, middle, high = run_plot._envelope(start_s, values)
+    assert len(when) <= run_plot.MAX_SLICES
+    assert (low.min(), high.max()) == (-3.0, 8.0)
+    assert np.all((low <= middle) & (middle <= high))
