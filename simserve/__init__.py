@@ -1,4 +1,4 @@
-"""simserve: replay LLM-serving traces through vLLM's scheduler, on a cost model or on a real GPU."""
+"""Replay LLM-serving traces through vLLM's scheduler, on a cost model or on a real GPU."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ SimserveError
 ├── UnknownNameError     a registry has no such name (exit status 2); suggests near ones
 ├── PluginError          a user's class lacks a method or cannot be imported (exit status 2)
 ├── CapacityError        the model does not fit the GPU, or the KV pool is too small (exit status 2)
-├── StalledError         the engine can never make progress again: who waits for what (exit status 3)
+├── StalledError         no progress is possible any more: who waits for what (exit status 3)
 ├── OutOfDomainError     a profile cannot price this step (exit status 3)
 └── RunDirectoryError    a run directory cannot be read or written (exit status 2)
 """

@@ -17,8 +17,8 @@ __all__ = [
     "CostModel",
     "Executor",
     "KVCacheManager",
-    "Price",
     "PrefixHit",
+    "Price",
     "Recorder",
     "Scheduler",
     "SteadyScheduler",
@@ -40,7 +40,7 @@ class Workload(Protocol):
         ...
 
     def finished(self, request_id: str, now_s: float, completed: bool = True) -> None:
-        """A request ended (if not `completed`: aborted or rejected); later turns may depend on it."""
+        """A request ended (not `completed`: aborted or rejected); later turns may need it."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class TraceReader(Protocol):
 class PrefixHit(NamedTuple):
     """A prefix found in the cache: blocks per KV group (0 is the null block) and its tokens."""
 
-    blocks: tuple[Sequence[int], ...]
+    blocks: tuple[NDArray[np.int32], ...]
     num_tokens: int
 
 
@@ -212,7 +212,7 @@ class Price(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Prices steps. Vectorised over a run: element k equals, bit for bit, what step k alone costs."""
+    """Prices steps, a run at once: element k equals, bit for bit, what step k alone costs."""
 
     def price(self, run: StepRun) -> Price:
         """Durations of the `run.count` steps of a run, each > 0 if the plan has tokens."""

@@ -1,4 +1,4 @@
-"""Names to classes: built-ins (as strings, so that listing imports nothing), entry points, user code.
+"""Names to classes: built-ins (strings, so that listing imports nothing), plug-ins, user code.
 
 A name is looked up as a built-in, then as an entry point of group `simserve.<group>`, then, if it
 has the form `package.module:Class`, by import (the current directory is on the path).
@@ -19,7 +19,6 @@ __all__ = ["BUILTINS", "REQUIRED", "check_protocol", "names", "resolve"]
 BUILTINS: dict[str, dict[str, str]] = {
     "schedulers": {
         "vllm": "simserve.sched.vllm:VllmScheduler",
-        "vllm_async": "simserve.sched.vllm_async:VllmAsyncScheduler",
         "fcfs_static": "simserve.sched.fcfs_static:FcfsStaticScheduler",
         "prefill_first": "simserve.sched.prefill_first:PrefillFirstScheduler",
         "sarathi": "simserve.sched.sarathi:SarathiScheduler",
@@ -86,8 +85,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 def names(group: str) -> list[str]:
     """All names of a group: built-ins, then installed entry points. Imports none of them."""
     found = list(BUILTINS[group])
-    found += sorted(ep.name for ep in entry_points(group=f"simserve.{group}") if ep.name not in found)
-    return found
+    plugged_in = (entry_point.name for entry_point in entry_points(group=f"simserve.{group}"))
+    return found + sorted(set(plugged_in) - set(found))
 
 
 def resolve(group: str, name: str) -> Any:
@@ -120,9 +119,7 @@ def resolve(group: str, name: str) -> Any:
 
 def check_protocol(cls: type, group: str) -> None:
     """Raise PluginError naming every method that `cls` lacks to serve in `group`."""
-    missing = [
-        name for name in REQUIRED[group] if inspect.getattr_static(cls, name, None) is None
-    ]
+    missing = [name for name in REQUIRED[group] if inspect.getattr_static(cls, name, None) is None]
     if missing:
         raise PluginError(
             f"{cls.__module__}:{cls.__qualname__} cannot serve among {group}: "

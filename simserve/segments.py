@@ -42,7 +42,7 @@ def segment_tokens(segment: Segment, length: int, vocab_size: int) -> NDArray[np
     different names give different tokens (up to chance) and every process agrees.
 
     Raises:
-        ValueError: a literal segment is shorter than `length` or holds an id outside the vocabulary.
+        ValueError: a literal is shorter than `length` or holds an id outside the vocabulary.
     """
     if isinstance(segment, tuple):
         ids = np.asarray(segment[:length], dtype=np.int64)
@@ -61,7 +61,9 @@ def tokens(parts: Iterable[Part], vocab_size: int) -> NDArray[np.int64]:
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
 
 
-def split_blocks(parts: Segments, block_size: int) -> Iterator[tuple[tuple[Segment, int, int], ...]]:
+def split_blocks(
+    parts: Segments, block_size: int
+) -> Iterator[tuple[tuple[Segment, int, int], ...]]:
     """Contents of each full block of `parts`: pieces (segment, first token, number of tokens)."""
     pieces: list[tuple[Segment, int, int]] = []
     room = block_size

@@ -23,11 +23,11 @@ __all__ = [
     "Request",
     "RequestGroup",
     "ScheduledRequest",
+    "Status",
     "StepOutput",
     "StepPlan",
     "StepResult",
     "StepRun",
-    "Status",
     "TraceRequest",
 ]
 

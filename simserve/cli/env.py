@@ -13,10 +13,10 @@ __all__ = ["env"]
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print versions, platform, commit and GPU. A GPU is looked for only if torch is installed."""
+    """Print versions, platform, commit and GPU."""
     from simserve.config.environment import collect
 
-    facts = collect(look_for_gpu=True)
+    facts = collect()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

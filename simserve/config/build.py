@@ -22,6 +22,7 @@ from simserve.metrics.recorder import RunRecorder
 from simserve.protocols import CostModel, KVCacheManager, Scheduler
 from simserve.registry import check_protocol, resolve
 from simserve.sched.params import SchedulerParams
+from simserve.sched.vllm_async import VllmAsyncScheduler
 
 __all__ = ["Built", "build", "with_pool_size"]
 
@@ -46,7 +47,8 @@ def with_pool_size(loaded: LoadedConfig) -> LoadedConfig:
     if config.kv_cache.num_gpu_blocks != "auto":
         return loaded
     scheduler = config.scheduler
-    assert scheduler.max_num_batched_tokens is not None and scheduler.max_num_seqs is not None
+    assert scheduler.max_num_batched_tokens is not None
+    assert scheduler.max_num_seqs is not None
     capacity = fit_kv_cache(
         loaded.model,
         loaded.gpu,
@@ -94,7 +96,8 @@ def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
 
 
 def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
-    assert config.max_num_batched_tokens is not None and config.max_num_seqs is not None
+    assert config.max_num_batched_tokens is not None
+    assert config.max_num_seqs is not None
     assert config.max_model_len is not None
     params = SchedulerParams(
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -107,12 +110,9 @@ def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
         quirks=config.quirks,
         options=config.options,
     )
-    name = config.kind
-    if config.async_scheduling:
-        if name != "vllm":
-            raise ConfigError(f"scheduler.async_scheduling: only kind vllm has it, not '{name}'")
-        name = "vllm_async"
-    cls = resolve("schedulers", name)
+    if config.async_scheduling and config.kind != "vllm":
+        raise ConfigError(f"scheduler.async_scheduling: kind vllm has it, not '{config.kind}'")
+    cls = VllmAsyncScheduler if config.async_scheduling else resolve("schedulers", config.kind)
     check_protocol(cls, "schedulers")
     scheduler: Scheduler = cls(params, kv)
     return scheduler
@@ -144,9 +144,7 @@ def _groups(loaded: LoadedConfig) -> list[Group]:
         window = loaded.model.sliding_window
         return [FullAttention() if window is None else SlidingWindow(window)]
     return [
-        SlidingWindow(group.window)
-        if isinstance(group, kv_keys.SlidingWindow)
-        else FullAttention()
+        SlidingWindow(group.window) if isinstance(group, kv_keys.SlidingWindow) else FullAttention()
         for group in groups
     ]
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from simserve.config import distributions
 from simserve.config import workload as keys
@@ -77,11 +78,12 @@ def build_workload(loaded: LoadedConfig, seed: int) -> BuiltWorkload:
 
 
 def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> BuiltWorkload:
+    options: dict[str, Any] = dict(config.options)
     trace = open_trace(
         loaded.path(config.path),
         format=config.format,
         on_bad_row=loaded.config.workload.on_bad_row,
-        **config.options,
+        **options,
     )
     transforms = Transforms(
         start_s=config.start_s or None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,14 @@ _PACKAGES = (
 )
 
 
-def collect(look_for_gpu: bool = False) -> dict[str, Any]:
-    """Versions, platform and commit by name; None: there is none.
-
-    A GPU is looked for only if asked, because that takes importing torch, where it is installed.
-    """
+def collect() -> dict[str, Any]:
+    """Versions, platform, commit and GPUs by name; None: there is none."""
     return {
         "simserve": simserve.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "gpu": _gpu() if look_for_gpu else None,
+        "gpu": ", ".join(_gpus()) or None,
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
     }
 
@@ -60,22 +56,19 @@ def _commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
+    return _output("git", "-C", str(root), *arguments)
+
+
+def _gpus() -> list[str]:
+    """Name and driver version of each NVIDIA GPU, as the driver's own tool prints them."""
+    query = "--query-gpu=name,driver_version"
+    return (_output("nvidia-smi", query, "--format=csv,noheader") or "").splitlines()
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None if it is not there, fails, or prints nothing."""
     try:
-        outcome = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10
-        )
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return outcome.stdout.strip() or None if outcome.returncode == 0 else None
-
-
-def _gpu() -> str | None:
-    if find_spec("torch") is None:
-        return None
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    return ", ".join(
-        torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-    )

@@ -66,7 +66,7 @@ class EngineParts:
     admission: Admission
     max_model_len: int
     leap: bool = True
-    """Take runs of equal steps at once, where the scheduler offers it. Results do not depend on it."""
+    """Take runs of equal steps at once, where the scheduler offers it. Results are the same."""
     max_steps: int | None = None
     observer: Observer | None = None
 
@@ -293,5 +293,3 @@ def _cut(result: StepResult, count: int) -> StepResult:
     """The first `count` steps of a run."""
     parts = {name: values[:count] for name, values in result.parts.items()}
     return StepResult(result.ends_s[:count], parts, result.num_emitted)
-
-

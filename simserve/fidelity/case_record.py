@@ -179,7 +179,8 @@ def _request_row(request_id: int, life: _Life) -> dict[str, Any]:
     if times and life.finished_s is not None:
         row["ttft"] = _rounded(times[0] - life.arrival_s)
     if times and row["reason"] == "length":
-        assert life.scheduled_s is not None and life.queued_s is not None
+        assert life.scheduled_s is not None
+        assert life.queued_s is not None
         decode = times[-1] - times[0]
         row["queue"] = _rounded(life.scheduled_s - life.queued_s)
         row["prefill"] = _rounded(times[0] - life.scheduled_s)

@@ -1,4 +1,4 @@
-"""The block pool: reference counts, the free queue, and which block is cached under which identity."""
+"""The block pool: reference counts, free blocks, and what is cached under which identity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BlockPool:
         return len(self.free_queue)
 
     def allocate(self, count: int) -> Blocks:
-        """Hand out `count` blocks from the head of the queue; what was cached in them is evicted."""
+        """Hand out `count` blocks from the queue's head; what was cached in them is evicted."""
         blocks = self.free_queue.popleft_n(count)
         self.evicted_cached_blocks += self._drop_keys(blocks)
         self.ref_counts[blocks] = 1

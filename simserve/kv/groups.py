@@ -85,7 +85,7 @@ def _window_hit(
 ) -> list[Blocks]:
     """The rightmost run of hits that fills a window, else the run that reaches down to block 0."""
     table = _cached_table(chain, members, limit)
-    present = table.all(axis=0)
+    present: list[bool] = np.all(table > 0, axis=0).tolist()
     wanted = -(-(window - 1) // block_size) + (1 if drop_last else 0)
     start = run = 0
     for block in range(limit - 1, -1, -1):

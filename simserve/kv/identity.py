@@ -53,11 +53,11 @@ class Stretch:
 
 
 class Span(NamedTuple):
-    """Part of a chain: blocks `first` ... `first + count - 1` of a request are a stretch's first."""
+    """Part of a chain: `num_blocks` blocks of a request, from `first` on, are a stretch's first."""
 
     first: int
     stretch: Stretch
-    count: int
+    num_blocks: int
 
 
 class Chain:
@@ -68,7 +68,7 @@ class Chain:
     def __init__(self, spans: list[Span]) -> None:
         self.spans = spans
         self._firsts = [span.first for span in spans]
-        self.num_blocks = spans[-1].first + spans[-1].count if spans else 0
+        self.num_blocks = spans[-1].first + spans[-1].num_blocks if spans else 0
 
     def at(self, block: int) -> tuple[Stretch, int]:
         """(stretch, index) of one block."""

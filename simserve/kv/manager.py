@@ -1,4 +1,4 @@
-"""The paged KV cache manager: block tables, allocation, and the prefix cache, as vLLM v0.11.0 has them."""
+"""The paged KV cache manager: block tables, allocation and prefix cache as in vLLM v0.11.0."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class PagedKVCacheManager:
     def _allocate(
         self, held: _Held, num_blocks: int, hit: PrefixHit | None
     ) -> tuple[Sequence[int], ...] | None:
-        """Bring every table to `num_blocks` blocks, beginning with the hit; None if too few are free."""
+        """Bring all tables to `num_blocks` blocks, hits first; None if too few are free."""
         if self._single and hit is None and num_blocks - len(held.tables[0]) == 1:
             if not self.num_free_blocks:
                 return None
@@ -285,18 +285,19 @@ class PagedKVCacheManager:
         for g, table in enumerate(held.tables):
             needed += num_blocks - len(table)
             if hit:
-                blocks = np.asarray(hit.blocks[g], dtype=np.int32)
+                blocks = hit.blocks[g]
                 used = blocks[blocks > 0] if self._windows else blocks
                 hits.append(used)
                 # Hit blocks that nobody uses leave the free queue: they use up free blocks too.
-                needed += len(used) - len(blocks) - np.count_nonzero(self.pool.ref_counts[used])
+                in_use = int(np.count_nonzero(self.pool.ref_counts[used]))
+                needed += len(used) - in_use - len(blocks)
         if needed > self.num_free_blocks:
             return None
         if hit:
             for g, used in enumerate(hits):
                 if len(used):
                     self.pool.touch(used)
-                held.tables[g].extend(np.asarray(hit.blocks[g]).tolist())
+                held.tables[g].extend(hit.blocks[g].tolist())
                 held.committed[g] = len(hit.blocks[g])
         new_blocks = []
         for table in held.tables:

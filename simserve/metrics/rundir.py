@@ -25,7 +25,7 @@ from simserve.metrics.result import RunResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["read_run", "write_run"]
+__all__ = ["PICTURE", "read_run", "write_run"]
 
 SUMMARY = "summary.json"
 PICTURE = "run.png"

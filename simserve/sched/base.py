@@ -120,7 +120,7 @@ class BaseScheduler:
     def admit(
         self, plan: StepPlan, request: Request, num_tokens: int, hit: PrefixHit | None
     ) -> bool:
-        """Move the queue's head to the running list; False, and nothing done, if no blocks are free.
+        """Move the queue's head to the running list; False, nothing done, if blocks are lacking.
 
         `num_tokens` are computed after the `hit` (or after what the request has computed already).
         """

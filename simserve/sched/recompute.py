@@ -35,7 +35,10 @@ class RecomputingScheduler(BaseScheduler):
         return True
 
     def decode(self, plan: StepPlan, budget: int) -> int:
-        """One token for each running request that lacks just one; the budget that is left."""
+        """One token for each running request that lacks just one, in order of admission.
+
+        Returns the budget that is left.
+        """
         for request in list(self.running):
             if budget <= 0:
                 break
@@ -45,24 +48,35 @@ class RecomputingScheduler(BaseScheduler):
                 budget -= self.run_or_preempt(plan, request, 1)
         return budget
 
-    def admit_from_queue(self, plan: StepPlan, budget: int) -> int:
-        """Admit from the head until something ends it (`admission_stop`); the budget that is left.
+    def continue_prompt(self, plan: StepPlan, request: Request, budget: int) -> int:
+        """Compute more of a prompt under way; its tokens in this step, 0 without budget or blocks.
+
+        It waits for blocks and preempts nobody.
+        """
+        num_tokens = self.chunk(request.num_tokens - request.num_computed_tokens, budget)
+        if num_tokens and self.run_on(plan, request, num_tokens):
+            return num_tokens
+        if self.waiting:
+            plan.admission_stop = "blocks" if num_tokens else "budget"
+        return 0
+
+    def admit_from_queue(self, plan: StepPlan, budget: int) -> None:
+        """Admit from the head until something ends it, which is then the plan's `admission_stop`.
 
         The head is never passed over: if it does not fit, nobody behind it is tried.
         """
-        if plan.preempted_ids:
-            plan.admission_stop = "preemption"
-            return budget
         while self.waiting:
             num_tokens = self.admit_head(plan, budget)
             if num_tokens == 0:
-                return budget
+                return
             budget -= num_tokens
         plan.admission_stop = "empty"
-        return budget
 
     def admit_head(self, plan: StepPlan, budget: int) -> int:
         """Admit the queue's head; its tokens in this step, or 0 and why in `admission_stop`."""
+        if plan.preempted_ids:
+            plan.admission_stop = "preemption"
+            return 0
         if budget <= 0:
             plan.admission_stop = "budget"
             return 0
@@ -83,4 +97,4 @@ class RecomputingScheduler(BaseScheduler):
         """How many of the tokens that a request lacks it may compute now."""
         if self.whole_prompts:
             return wanted if wanted <= budget else 0
-        return min(wanted, budget, self.params.long_prefill_token_threshold or wanted)
+        return max(0, min(wanted, budget, self.params.long_prefill_token_threshold or wanted))

@@ -7,7 +7,7 @@ from simserve.protocols import KVCacheManager
 from simserve.sched.options import read_int_options
 from simserve.sched.params import SchedulerParams
 from simserve.sched.recompute import RecomputingScheduler
-from simserve.types import Status, StepPlan
+from simserve.types import StepPlan
 
 __all__ = ["SarathiScheduler"]
 
@@ -19,8 +19,9 @@ class SarathiScheduler(RecomputingScheduler):
 
     In each step, first every running request that lacks one token gets it, even if they are more
     than `chunk_size`. Then prompts, those under way before those waiting, get what is left of
-    `chunk_size` tokens. `long_prefill_token_threshold` caps each chunk as well. When blocks run
-    out, the request admitted last that is not yet in the step is preempted and recomputed.
+    `chunk_size` tokens. `long_prefill_token_threshold` caps each chunk as well. When a decode finds
+    no block, the request admitted last that is not yet in the step is preempted and recomputed.
+    Prompts wait for blocks; if nobody at all finds any, the request admitted last gives way.
 
     Options:
         chunk_size: tokens of a step, decodes included; at most `max_num_batched_tokens`, which
@@ -49,14 +50,16 @@ class SarathiScheduler(RecomputingScheduler):
         """Decide one step and count its tokens as computed."""
         plan = self.new_plan()
         self.decode(plan, self.params.max_num_batched_tokens)
-        left = self._continue_prompts(plan, self.chunk_size - len(plan.request_ids))
-        self.admit_from_queue(plan, left)
+        self._prefill(plan, self.chunk_size - len(plan.request_ids))
+        if not plan.request_ids and len(self.running) > 1:
+            self.preempt(plan, self.running[-1])
         return self.close_plan(plan)
 
-    def _continue_prompts(self, plan: StepPlan, left: int) -> int:
-        for request in list(self.running):
-            wanted = request.num_tokens - request.num_computed_tokens
-            num_tokens = self.chunk(wanted, left)
-            if num_tokens > 0 and request.status == Status.RUNNING:
-                left -= num_tokens * self.run_or_preempt(plan, request, num_tokens)
-        return left
+    def _prefill(self, plan: StepPlan, left: int) -> None:
+        for request in self.running:
+            if request.num_tokens > request.num_computed_tokens:
+                num_tokens = self.continue_prompt(plan, request, left)
+                if num_tokens == 0:
+                    return
+                left -= num_tokens
+        self.admit_from_queue(plan, left)

@@ -68,24 +68,20 @@ class SjfScheduler(RecomputingScheduler):
     def schedule(self) -> StepPlan:
         """Decide one step and count its tokens as computed."""
         plan = self.new_plan()
-        budget = self.decode(plan, self.params.max_num_batched_tokens)
-        if plan.preempted_ids:
-            plan.admission_stop = "preemption"
-        else:
-            self._prefill(plan, budget)
-        if self.running and not plan.request_ids and not plan.preempted_ids:
+        self._prefill(plan, self.decode(plan, self.params.max_num_batched_tokens))
+        if self.running and not plan.request_ids:
             self._make_room(plan)
         return self.close_plan(plan)
 
     def _prefill(self, plan: StepPlan, budget: int) -> None:
         """Prompts under way and in the queue, in one order, until one of them finds no room."""
-        lacking = [r for r in self.running if r.num_tokens > r.num_computed_tokens]
-        for request in sorted(lacking, key=self._rank):
+        under_way = [r for r in self.running if r.num_tokens > r.num_computed_tokens]
+        for request in sorted(under_way, key=self._rank):
             while self._is_overtaken(request):
                 if not (num_tokens := self.admit_head(plan, budget)):
                     return
                 budget -= num_tokens
-            if not (num_tokens := self._continue(plan, request, budget)):
+            if not (num_tokens := self.continue_prompt(plan, request, budget)):
                 return
             budget -= num_tokens
         self.admit_from_queue(plan, budget)
@@ -94,15 +90,6 @@ class SjfScheduler(RecomputingScheduler):
         if not self.waiting or len(self.running) >= self.params.max_num_seqs:
             return False
         return self._rank(self.waiting.peek()) < self._rank(request)
-
-    def _continue(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Compute more of a prompt under way; its tokens in this step, or 0."""
-        num_tokens = self.chunk(request.num_tokens - request.num_computed_tokens, budget)
-        if num_tokens and self.run_on(plan, request, num_tokens):
-            return num_tokens
-        if self.waiting:
-            plan.admission_stop = "blocks" if num_tokens else "budget"
-        return 0
 
     def _make_room(self, plan: StepPlan) -> None:
         """Nobody found blocks: whoever has the most left gives way, if it is in anybody's way."""

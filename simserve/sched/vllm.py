@@ -223,9 +223,7 @@ class VllmScheduler(BaseScheduler):
                 plan.admission_stop = "budget"
             waiting.put_back_skipped(skipped)
 
-    def _count_failed_lookup(
-        self, plan: StepPlan, request: Request, hit: PrefixHit | None
-    ) -> None:
+    def _count_failed_lookup(self, plan: StepPlan, request: Request, hit: PrefixHit | None) -> None:
         """As the engine has it, a blocked head is counted again in every step that tries it."""
         if self.params.as_engine:
             self.count_lookup(plan, request, hit)

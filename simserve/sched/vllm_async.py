@@ -1,4 +1,4 @@
-"""vLLM v0.11.0's asynchronous scheduling: step i + 1 is decided before the tokens of step i are known."""
+"""Asynchronous scheduling as in vLLM v0.11.0: plan a step while the one before still runs."""
 
 from __future__ import annotations
 

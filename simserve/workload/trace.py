@@ -10,13 +10,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simserve.errors import ConfigError, TraceError
+from simserve.errors import ConfigError, PluginError, TraceError
 from simserve.registry import resolve
 from simserve.types import TraceRequest
 from simserve.workload.files import file_sha256, write_lines
@@ -45,6 +46,7 @@ def open_trace(
     Raises:
         ConfigError: an option is unknown or wrong.
         TraceError: the file cannot be read, is empty, or is of no known format.
+        PluginError: the class named as `format` lacks a method.
         UnknownNameError: no reader has the name given as `format`.
     """
     path = Path(path)
@@ -52,11 +54,12 @@ def open_trace(
         raise ConfigError(f"on_bad_row is {on_bad_row!r}, but must be 'error' or 'drop'")
     name = sniff(path) if format == "auto" else format
     reader = resolve("readers", name)()
-    if isinstance(reader, Reader):
-        options = check_options(name, reader.options, options)
+    missing = [method for method in ("sniff", "read") if not hasattr(reader, method)]
+    if missing:
+        raise PluginError(f"'{name}' cannot serve as a trace reader: it lacks {', '.join(missing)}")
     if not path.is_file():
         raise TraceError(f"{path}: no such file")
-    return Trace(path, name, reader, options, on_bad_row, sort)
+    return Trace(path, name, reader, _checked(name, reader, path, options), on_bad_row, sort)
 
 
 def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> int:
@@ -68,6 +71,17 @@ def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> int:
         TraceError: a number is not finite, or the file cannot be written.
     """
     return write_lines(Path(path), (encode(request) for request in requests))
+
+
+def _checked(name: str, reader: Any, path: Path, options: Options) -> Options:
+    """Options that the reader takes, with its defaults where it says what they are."""
+    if isinstance(reader, Reader):
+        return check_options(name, reader.options, options)
+    try:
+        signature(reader.read).bind(path, **options)
+    except TypeError as error:
+        raise ConfigError(f"options of trace format '{name}': {error}") from error
+    return options
 
 
 class Trace:
@@ -111,7 +125,7 @@ class Trace:
             TraceError: a row is bad, there are no requests, or the file has changed meanwhile.
         """
         scan = self._scanned()
-        if _signature(self.path) != scan.signature:
+        if _stamp(self.path) != scan.stamp:
             raise TraceError(f"{self.path}: the file has changed since it was first read")
         return self._requests(scan)
 
@@ -133,7 +147,7 @@ class Trace:
         return self._scan
 
     def _first_pass(self) -> _Scan:
-        signature = _signature(self.path)
+        stamp = _stamp(self.path)
         log = RowLog(self.path, self._on_bad_row)
         ticks, left_out = self._check_all(log)
         if not len(ticks):
@@ -146,7 +160,7 @@ class Trace:
         report = make_report(
             log, self.format, file_sha256(self.path), arrivals_s, num_backward_steps
         )
-        return _Scan(origin, order, frozenset(left_out), report, signature)
+        return _Scan(origin, order, frozenset(left_out), report, stamp)
 
     def _check_all(self, log: RowLog) -> tuple[NDArray[np.float64], set[int]]:
         """Ticks of the rows kept, in file order, and the indices of those refused here.
@@ -180,7 +194,7 @@ class _Scan:
     """File positions in order of arrival; None if the file is in order."""
     left_out: frozenset[int]
     report: TraceReport
-    signature: tuple[int, int]
+    stamp: tuple[int, int]
 
 
 def _check_ids(row: Row, known_ids: set[str]) -> None:
@@ -231,7 +245,7 @@ def _why_none(log: RowLog) -> str:
     return f"all {log.num_rows} rows were dropped ({reasons}), the first: {log.first_fault}"
 
 
-def _signature(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, int]:
     """Size and time of change of a file."""
     try:
         status = path.stat()

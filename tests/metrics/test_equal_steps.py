@@ -44,7 +44,7 @@ def tell(told: Any, runs: list[tuple[list[int], int]], at_once: bool) -> Any:
 
 
 @given(runs=RUNS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_summary_and_tables_are_equal(
     story: Callable[..., Any], runs: list[tuple[list[int], int]]
 ) -> None:

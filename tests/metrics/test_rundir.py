@@ -19,17 +19,18 @@ from simserve.metrics import rundir
 from simserve.metrics.result import RunResult
 from simserve.metrics.rundir import read_run, write_run
 
-VLLM_KEYS = (
-    """date backend label model_id tokenizer_id num_prompts request_rate burstiness
-max_concurrency duration completed failed total_input_tokens total_output_tokens request_throughput
-request_goodput output_throughput total_token_throughput max_output_tokens_per_s
-max_concurrent_requests""".split()
-    + [
+VLLM_KEYS = [
+    *("date", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate"),
+    *("burstiness", "max_concurrency", "duration", "completed", "failed"),
+    *("total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput"),
+    *("output_throughput", "total_token_throughput"),
+    *("max_output_tokens_per_s", "max_concurrent_requests"),
+    *(
         f"{statistic}_{metric}_ms"
         for statistic in ("mean", "median", "std", "p50", "p90", "p99")
         for metric in ("ttft", "tpot", "itl", "e2el")
-    ]
-)
+    ),
+]
 
 
 def small_run(story: Callable[..., Any], **options: Any) -> RunResult:

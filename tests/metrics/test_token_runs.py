@@ -59,7 +59,7 @@ def tell(story: Any, history: list[tuple[int, list[int]]], multiple: bool) -> Na
 
 @pytest.mark.parametrize("multiple", [False, True], ids=["one token", "several tokens"])
 @given(history=HISTORY)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_runs_equal_every_token_kept(
     story: Callable[..., Any], multiple: bool, history: list[tuple[int, list[int]]]
 ) -> None:
@@ -93,7 +93,7 @@ def test_runs_equal_every_token_kept(
 
 
 @given(history=HISTORY, bounds=st.tuples(st.integers(0, 600), st.integers(0, 600)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_window_takes_the_gaps_that_end_in_it(
     story: Callable[..., Any], history: list[tuple[int, list[int]]], bounds: tuple[int, int]
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_window_takes_the_gaps_that_end_in_it(
 
 
 @given(history=HISTORY)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_token_times_survive_the_tables(
     story: Callable[..., Any], history: list[tuple[int, list[int]]]
 ) -> None:

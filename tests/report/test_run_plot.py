@@ -87,39 +87,42 @@ def toy() -> RunResult:
     return toy_run(200)
 
 
+@pytest.fixture(scope="module")
+def picture(toy: RunResult) -> bytes:
+    return draw_run(toy)
+
+
 def size(png: bytes) -> tuple[int, ...]:
     assert png.startswith(b"\x89PNG\r\n")
     return struct.unpack(">II", png[16:24])
 
 
-def test_a_picture_has_1600_by_1000_pixels_and_the_same_bytes_every_time(toy: RunResult) -> None:
-    picture = draw_run(toy)
+def test_a_picture_has_1600_by_1000_pixels_and_the_same_bytes_every_time(
+    toy: RunResult, picture: bytes
+) -> None:
     assert size(picture) == (1600, 1000)
     assert draw_run(toy) == picture
 
 
-def test_a_run_read_back_draws_the_same_picture(toy: RunResult, tmp_path: Path) -> None:
+def test_a_run_read_back_draws_the_same_picture(
+    toy: RunResult, picture: bytes, tmp_path: Path
+) -> None:
     toy.save(tmp_path / "run")
-    assert draw_run(read_run(tmp_path / "run")) == draw_run(toy)
+    assert draw_run(read_run(tmp_path / "run")) == picture
 
 
-def test_the_picture_shows_the_data(toy: RunResult) -> None:
+def test_the_picture_shows_the_data(toy: RunResult, picture: bytes) -> None:
     assert toy.summary_dict["num_preemptions"]
-    assert draw_run(toy_run(200, rate=200.0)) != draw_run(toy)
+    assert draw_run(toy_run(200, rate=200.0)) != picture
 
 
-def test_a_users_style_does_not_show(toy: RunResult) -> None:
+def test_neither_a_users_style_nor_pyplot_matters(toy: RunResult, picture: bytes) -> None:
     import matplotlib
 
-    picture = draw_run(toy)
+    before = "matplotlib.pyplot" in sys.modules
     with matplotlib.rc_context({"lines.linewidth": 9.0, "figure.facecolor": "black"}):
         assert draw_run(toy) == picture
         assert matplotlib.rcParams["lines.linewidth"] == 9.0
-
-
-def test_pyplot_is_not_needed(toy: RunResult) -> None:
-    before = "matplotlib.pyplot" in sys.modules
-    draw_run(toy)
     assert ("matplotlib.pyplot" in sys.modules) == before
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,11 +52,13 @@ class Trail:
     first_token: dict[str, int] = field(default_factory=dict)
     added_before: dict[str, int] = field(default_factory=dict)
     """Number of the step before which a request was taken in."""
+    prompt_lens: dict[str, int] = field(default_factory=dict)
     rejected_ids: list[str] = field(default_factory=list)
     status: str = ""
 
     def arrived(self, request: TraceRequest, now_s: float) -> None:
         self.added_before[request.request_id] = len(self.plans)
+        self.prompt_lens[request.request_id] = request.prompt_len
 
     def rejected(self, request: TraceRequest, reason: str, now_s: float) -> None:
         self.rejected_ids.append(request.request_id)
@@ -127,9 +129,20 @@ def simulate(
 def assert_only(
     kind: str, expected: list[Row], requests: Sequence[TraceRequest], **run: Any
 ) -> None:
-    """`kind` decides just as written, and no other kind does."""
+    """`kind` decides just as written, and no other kind does, under the limits nearest to these."""
     assert simulate(kind, requests, **run).steps == expected
     run.pop("options", None)
     for other in KINDS:
         if other != kind:
-            assert simulate(other, requests, **run).steps != expected, other
+            limits = run | _needs(other, run)
+            assert simulate(other, requests, **limits).steps != expected, other
+
+
+def _needs(kind: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a kind insists on."""
+    if kind == "sarathi":
+        return {"enable_chunked_prefill": True}
+    whole_prompts = kind in ("fcfs_static", "prefill_first")
+    if whole_prompts or not run.get("enable_chunked_prefill", True):
+        return {"max_num_batched_tokens": 32, "long_prefill_token_threshold": 0}
+    return {}

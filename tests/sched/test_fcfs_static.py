@@ -85,13 +85,13 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
 
 def test_a_budget_that_a_prompt_may_exceed_is_an_error() -> None:
     with pytest.raises(
-        ConfigError, match="max_num_batched_tokens: .* 32 must be at least max_model_"
+        ConfigError, match=r"max_num_batched_tokens: .* 32 must be at least max_model_"
     ):
         simulate("fcfs_static", [], max_model_len=33)
 
 
 def test_thresholds_and_options_are_errors() -> None:
-    with pytest.raises(ConfigError, match="long_prefill_token_threshold: .* leave it 0"):
+    with pytest.raises(ConfigError, match=r"long_prefill_token_threshold: .* leave it 0"):
         simulate("fcfs_static", [], long_prefill_token_threshold=8)
-    with pytest.raises(ConfigError, match="scheduler.options.chunk_size: .* it has none"):
+    with pytest.raises(ConfigError, match=r"scheduler.options.chunk_size: .* it has none"):
         simulate("fcfs_static", [], options={"chunk_size": 8})

@@ -109,7 +109,7 @@ def test_the_seeds_cover_every_reader_and_are_good(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SEEDS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(changes=edits)
 @example(changes=[("insert", 0, b"\x1f\x8b")])
@@ -127,7 +127,7 @@ def test_mutated_bytes_never_give_a_traceback(name: str, changes: Edits, tmp_pat
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(changes=edits)
 def test_mutated_histograms_never_give_a_traceback(changes: Edits, tmp_path: Path) -> None:

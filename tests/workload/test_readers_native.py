@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from simserve.errors import TraceError
 from simserve.types import MmItem, TraceRequest
+from simserve.workload.readers import native
 from simserve.workload.trace import open_trace, write_trace
 
 TraceFile = Callable[..., Path]
@@ -68,7 +69,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     return made
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=traces())
 def test_every_field_survives(requests: list[TraceRequest], tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
@@ -101,6 +102,15 @@ def test_numbers_of_numpy_are_refused_or_exact(tmp_path: Path) -> None:
     )
     with pytest.raises(TraceError, match="request a: cannot be written"):
         write_trace(tmp_path / "out.jsonl", [request])
+
+
+def test_the_example_of_the_documentation_is_legal(trace_file: TraceFile, repo_root: Path) -> None:
+    page = (repo_root / "docs" / "trace-formats.md").read_text()
+    example = page.split("```json\n")[1].split("```")[0]
+    first, second, _ = open_trace(trace_file(example)).requests()
+    assert second.prompt[:3] == first.prompt + first.output_parts
+    for key in native.KEYS:
+        assert f"| `{key}` |" in page
 
 
 BASE = {"request_id": "a", "arrival_s": 0, "prompt_len": 8, "output_len": 2}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simserve.errors import ConfigError, TraceError, UnknownNameError
+from simserve.errors import ConfigError, PluginError, TraceError, UnknownNameError
 from simserve.registry import BUILTINS, resolve
 from simserve.segments import tokens
 from simserve.types import TraceRequest
@@ -174,15 +174,15 @@ class TestOrder:
     def test_a_long_sorted_file_is_streamed(self, tmp_path: Path) -> None:
         path = tmp_path / "long.jsonl"
         with path.open("w") as file:
-            file.writelines(native(i / 100) for i in range(20_000))
+            file.writelines(native(i / 100) for i in range(5_000))
         trace = open_trace(path)
-        assert trace.num_requests == 20_000
+        assert trace.num_requests == 5_000
         tracemalloc.start()
         num_read = sum(1 for _ in trace.requests())
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert num_read == 20_000
-        assert peak < 400_000  # one request is some 500 bytes
+        assert num_read == 5_000
+        assert peak < 200_000  # one request is some 500 bytes
 
 
 class TestReading:
@@ -321,9 +321,24 @@ def test_a_reader_of_ones_own_needs_only_the_protocol(
     trace = open_trace(trace_file("countdown\n"), format="countdown", step_s=2.0)
     got = [(r.request_id, r.arrival_s) for r in trace.requests()]
     assert got == [("c1", 0.0), ("c2", 2.0), ("c3", 4.0)]
+    with pytest.raises(ConfigError, match=r"options of trace format 'countdown': .*'steps'"):
+        open_trace(trace_file("countdown\n"), format="countdown", steps=2)
     bad = open_trace(trace_file("countdown\n"), format="countdown", step_s=float("nan"))
     with pytest.raises(TraceError, match=":1: arrival_s: is nan"):
         bad.requests()
+
+
+def test_a_reader_without_a_method_is_refused(
+    trace_file: TraceFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mute:
+        def sniff(self, path: Path, head: str) -> bool:
+            return True
+
+    monkeypatch.setattr(sys.modules[__name__], "Countdown", Mute)
+    monkeypatch.setitem(BUILTINS["readers"], "countdown", f"{__name__}:Countdown")
+    with pytest.raises(PluginError, match="cannot serve as a trace reader: it lacks read"):
+        open_trace(trace_file("countdown\n"), format="countdown")
 
 
 def test_readers_alone_follow_the_protocol(trace_file: TraceFile) -> None:

@@ -1,0 +1,195 @@
+"""The block pool against a plain model: a list for the free queue, a dict of lists for the cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from simserve.kv.block_pool import BlockPool
+from simserve.kv.free_queue import FreeQueue
+from simserve.kv.identity import Chain, IdentityTrie
+from simserve.types import TraceRequest
+from tests.kv.naive import Key, block_keys, trace_requests
+
+NUM_GROUPS = 2
+
+
+class Sequence:
+    """A request's chain, and what is committed and held under it, per group."""
+
+    def __init__(self, chain: Chain, keys: list[Key]) -> None:
+        self.chain = chain
+        self.keys = keys
+        self.tables: list[list[int]] = [[] for _ in range(NUM_GROUPS)]
+        self.committed = [0] * NUM_GROUPS
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences take blocks, commit them, find each other's, and go."""
+
+    pool: BlockPool
+
+    @initialize(num_gpu_blocks=st.integers(2, 40), block_size=st.integers(1, 9))
+    def start(self, num_gpu_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.trie = IdentityTrie(block_size, NUM_GROUPS)
+        self.pool = BlockPool(num_gpu_blocks, self.trie, FreeQueue(num_gpu_blocks), NUM_GROUPS)
+        self.sequences: list[Sequence] = []
+        # The model.
+        self.queue = list(range(1, num_gpu_blocks))
+        self.uses: Counter[int] = Counter()
+        self.cached: dict[tuple[Key, int], list[int]] = {}
+        self.key_of: dict[int, tuple[Key, int]] = {}
+        self.evicted = 0
+
+    @rule(trace=trace_requests())
+    def arrive(self, trace: TraceRequest) -> None:
+        keys = block_keys(trace, self.block_size)
+        self.sequences.append(Sequence(self.trie.chain(trace), keys))
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), group=st.integers(0, NUM_GROUPS - 1))
+    def look_up_and_touch(self, data: st.DataObject, group: int) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if sequence.tables[group]:
+            return
+        found: list[int] = []
+        for stretch, first, end in sequence.chain.between(0, sequence.chain.num_blocks):
+            blocks = np.zeros(end - first, dtype=np.int32)
+            view = stretch.cached[group][first:end]
+            blocks[: len(view)] = view
+            found += blocks.tolist()
+        oldest = [self.cached.get((key, group), [0])[0] for key in sequence.keys]
+        assert found == oldest
+        hit = found.index(0) if 0 in found else len(found)
+        hit = data.draw(st.integers(0, hit))
+        self.pool.touch(np.array(found[:hit], dtype=np.int32))
+        for block in found[:hit]:
+            if not self.uses[block]:
+                self.queue.remove(block)
+            self.uses[block] += 1
+        sequence.tables[group] = found[:hit]
+        sequence.committed[group] = hit
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), group=st.integers(0, NUM_GROUPS - 1), one=st.booleans())
+    def allocate(self, data: st.DataObject, group: int, one: bool) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        count = data.draw(st.integers(0, min(len(self.queue), 8)))
+        if one and count:
+            blocks, count = [self.pool.allocate_one()], 1
+        else:
+            blocks = self.pool.allocate(count).tolist()
+        expected, self.queue = self.queue[:count], self.queue[count:]
+        assert blocks == expected
+        for block in blocks:
+            self.evicted += self.drop_key(block)
+            assert self.uses[block] == 0
+            self.uses[block] = 1
+        sequence.tables[group] += blocks
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), group=st.integers(0, NUM_GROUPS - 1))
+    def commit(self, data: st.DataObject, group: int) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        start, table = sequence.committed[group], sequence.tables[group]
+        stop = data.draw(st.integers(start, max(start, min(len(table), len(sequence.keys)))))
+        at = start
+        for stretch, first, end in sequence.chain.between(start, stop):
+            blocks = table[at : at + end - first]
+            if len(blocks) == 1:
+                assert sequence.chain.at(at) == (stretch, first)
+                self.pool.commit_one(stretch, first, group, blocks[0])
+            else:
+                self.pool.commit(stretch, first, group, np.array(blocks, dtype=np.int32))
+            at += len(blocks)
+        assert at == stop
+        for index in range(start, stop):
+            key = sequence.keys[index], group
+            self.cached.setdefault(key, []).append(table[index])
+            self.key_of[table[index]] = key
+        sequence.committed[group] = stop
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        self.sequences.remove(sequence)
+        for table in sequence.tables:
+            blocks = table[::-1]
+            self.pool.free(np.array(blocks, dtype=np.int32))
+            for block in blocks:
+                self.uses[block] -= 1
+                if not self.uses[block]:
+                    self.queue.append(block)
+        self.trie.release(sequence.chain)
+
+    @rule()
+    def reset(self) -> None:
+        if any(sequence.tables[g] for sequence in self.sequences for g in range(NUM_GROUPS)):
+            return
+        self.pool.drop_all_keys()
+        self.cached, self.key_of = {}, {}
+
+    def drop_key(self, block: int) -> bool:
+        key = self.key_of.pop(block, None)
+        if key is None:
+            return False
+        self.cached[key].remove(block)
+        if not self.cached[key]:
+            del self.cached[key]
+        return True
+
+    @invariant()
+    def the_pool_is_as_the_model(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        pool = self.pool
+        assert list(pool.free_queue) == self.queue
+        assert pool.num_free_blocks == len(self.queue)
+        assert pool.ref_counts.tolist() == [self.uses[b] for b in range(pool.num_gpu_blocks)]
+        in_use = {block for block, count in self.uses.items() if count}
+        assert len(in_use) + len(self.queue) == pool.num_gpu_blocks - 1
+        assert in_use.isdisjoint(self.queue)
+        assert pool.num_cached_keys == len(self.cached)
+        assert pool.evicted_cached_blocks == self.evicted
+
+    def teardown(self) -> None:
+        """Nothing is left in the trie once nobody needs it."""
+        if hasattr(self, "pool"):
+            for sequence in self.sequences:
+                self.trie.release(sequence.chain)
+            self.pool.drop_all_keys()
+            assert not any(self.trie.stretches)
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=25, stateful_step_count=35, deadline=None)
+
+
+def test_several_blocks_under_one_identity() -> None:
+    """A lookup finds the oldest that is left; the key goes with the last of them."""
+    trie = IdentityTrie(4, 1)
+    pool = BlockPool(6, trie, FreeQueue(6), 1)
+    trace: Any = TraceRequest(request_id="r", arrival_s=0.0, prompt=(("p", 4),), output_len=0)
+    chain = trie.chain(trace)
+    ((stretch, first, _),) = chain.between(0, 1)
+    a, b, c = pool.allocate(1), pool.allocate(1), pool.allocate(1)
+    for blocks in (a, b, c):
+        pool.commit(stretch, first, 0, blocks)
+    assert pool.num_cached_keys == 1
+    pool.free(b)
+    pool.free(a)
+    pool.free(c)
+    found = []
+    for _ in range(5):  # hands out 4, 5 (never cached), then b = 2, a = 1 and c = 3
+        pool.allocate(1)
+        found.append(int(stretch.cached[0][0]))
+    assert found == [1, 1, 1, 3, 0]
+    assert pool.num_cached_keys == 0
+    assert pool.evicted_cached_blocks == 3
