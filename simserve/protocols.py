@@ -16,6 +16,7 @@ __all__ = [
     "BlockStats",
     "CostModel",
     "Executor",
+    "Grown",
     "KVCacheManager",
     "PrefixHit",
     "Price",
@@ -68,6 +69,13 @@ class PrefixHit(NamedTuple):
 
     blocks: tuple[NDArray[np.int32], ...]
     num_tokens: int
+
+
+class Grown(NamedTuple):
+    """Blocks that each of some steps took, and how many of those evicted a cached one."""
+
+    taken: NDArray[np.int64]
+    evicted: NDArray[np.int64]
 
 
 class BlockStats(NamedTuple):
@@ -140,11 +148,11 @@ class KVCacheManager(Protocol):
         """For how many further steps of one token each the free blocks last (at most `limit`)."""
         ...
 
-    def grow(self, requests: Sequence[Request], count: int) -> NDArray[np.int64]:
+    def grow(self, requests: Sequence[Request], count: int) -> Grown:
         """Allocate `count` further single-token steps of all requests, in single-step order.
 
         Reads `num_computed_tokens` as it was before these steps, and does not change it.
-        Returns how many blocks each of the steps took, shape [count].
+        Returns what each of the steps took, arrays of shape [count].
         """
         ...
 
@@ -195,11 +203,11 @@ class SteadyScheduler(Protocol):
         """For how many steps, `plan` included, it would decide just that if nothing arrives."""
         ...
 
-    def advance(self, plan: StepPlan, count: int) -> NDArray[np.int64]:
+    def advance(self, plan: StepPlan, count: int) -> Grown:
         """Pass over `count` steps, `plan` the first of them: update and schedule again, each.
 
         Afterwards the state is that after the schedule() of the last of them, so that its update()
-        is still to come. Returns the blocks taken by each but the first, shape [count - 1].
+        is still to come. Returns what each but the first took, arrays of shape [count - 1].
         """
         ...
 
@@ -244,8 +252,8 @@ class StepRecord(NamedTuple):
     num_waiting: int
     num_free_blocks: NDArray[np.int64]
     """After the schedule() of each step of the run, shape [count]."""
-    stats: BlockStats
-    """After the last step of the run."""
+    num_evicted_blocks: NDArray[np.int64]
+    """Cached blocks that the schedule() of each step evicted, shape [count]."""
 
 
 class Recorder(Protocol):

@@ -186,17 +186,22 @@ class Engine:
 
     def _step(self) -> Process:
         start_s = self.now
+        before = self._kv.stats.evicted_cached_blocks
         plan = self._schedule()
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting
-        free_blocks = self._kv.num_free_blocks
+        free = np.array([self._kv.num_free_blocks])
+        evicted = np.array([self._kv.stats.evicted_cached_blocks - before])
+        passed = 1
         if not plan.request_ids:
             result = nothing_run(start_s)
-            passed, free = 1, np.array([free_blocks])
         else:
             count = self._steady.steady_steps(plan) if self._steady is not None else 1
             result = self._parts.executor.submit(StepRun(plan, count), start_s)
             passed = yield from self._sleep_over(result.ends_s)
-            free = self._pass_over(plan, passed, free_blocks)
+            if self._steady is not None and passed > 1:
+                grown = self._steady.advance(plan, passed)
+                free = np.concatenate((free, free - np.cumsum(grown.taken)))
+                evicted = np.concatenate((evicted, grown.evicted))
             if passed < count:
                 result = _cut(result, passed)
             self.now = float(result.ends_s[-1])
@@ -211,7 +216,7 @@ class Engine:
                 num_running,
                 num_waiting,
                 free,
-                self._kv.stats,
+                evicted,
             )
         )
         self.num_steps += passed
@@ -251,14 +256,6 @@ class Engine:
             passed = min(passed, int(np.searchsorted(ends_s, _due(self._mail[0]))) + 1)
         yield self._until(float(ends_s[passed - 1]))
         return passed
-
-    def _pass_over(self, plan: StepPlan, passed: int, free_blocks: int) -> NDArray[np.int64]:
-        """Commit the steps of a run; free blocks after each schedule(), shape [passed]."""
-        free = np.full(passed, free_blocks)
-        if passed > 1:
-            assert self._steady is not None
-            free[1:] -= np.cumsum(self._steady.advance(plan, passed))
-        return free
 
     def _close_step(self, plan: StepPlan, output: StepOutput) -> None:
         """Show progress, and see to it that nothing runs for ever."""

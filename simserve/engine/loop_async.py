@@ -26,6 +26,7 @@ class _InFlight(NamedTuple):
     num_running: int
     num_waiting: int
     num_free_blocks: int
+    num_evicted_blocks: int
 
     @property
     def end_s(self) -> float:
@@ -70,6 +71,7 @@ class AsyncEngine(Engine):
 
     def _launch(self) -> _InFlight:
         """Schedule a step; it starts when the worker is free."""
+        before = self._kv.stats.evicted_cached_blocks
         plan = self._schedule()
         start_s = max(self._worker_free_at_s, self.now)
         if plan.request_ids:
@@ -84,6 +86,7 @@ class AsyncEngine(Engine):
             self._scheduler.num_running,
             self._scheduler.num_waiting,
             self._kv.num_free_blocks,
+            self._kv.stats.evicted_cached_blocks - before,
         )
         self._worker_free_at_s = step.end_s
         self._in_flight.append(step)
@@ -103,7 +106,7 @@ class AsyncEngine(Engine):
                 step.num_running,
                 step.num_waiting,
                 np.array([step.num_free_blocks]),
-                self._kv.stats,
+                np.array([step.num_evicted_blocks]),
             )
         )
         self._close_step(step.plan, output)

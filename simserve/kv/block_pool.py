@@ -42,10 +42,15 @@ class BlockPool:
 
     def allocate(self, count: int) -> Blocks:
         """Hand out `count` blocks from the queue's head; what was cached in them is evicted."""
+        return self.allocate_telling(count)[0]
+
+    def allocate_telling(self, count: int) -> tuple[Blocks, NDArray[np.bool_]]:
+        """As `allocate`, and in which of the blocks something was cached."""
         blocks = self.free_queue.popleft_n(count)
+        was_cached = self._owner[blocks] > 0
         self.evicted_cached_blocks += self._drop_keys(blocks)
         self.ref_counts[blocks] = 1
-        return blocks
+        return blocks, was_cached
 
     def allocate_one(self) -> int:
         """Hand out the block at the head of the queue."""

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simserve.errors import CapacityError, ConfigError, Problem
-from simserve.protocols import BlockStats, PrefixHit
+from simserve.protocols import BlockStats, Grown, PrefixHit
 from simserve.types import Request
 
 __all__ = ["ContiguousKVCacheManager"]
@@ -148,9 +147,9 @@ class ContiguousKVCacheManager:
         """All of them: every request has its region."""
         return limit
 
-    def grow(self, requests: Sequence[Request], count: int) -> NDArray[np.int64]:
+    def grow(self, requests: Sequence[Request], count: int) -> Grown:
         """No step takes a block: zeros, shape [count]."""
-        return np.zeros(count, dtype=np.int64)
+        return Grown(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
 
     def _blocks(self, region: int) -> range:
         first = 1 + region * self.region_blocks

@@ -12,7 +12,7 @@ from simserve.kv.block_pool import BlockPool
 from simserve.kv.free_queue import Blocks, FreeQueue
 from simserve.kv.groups import FullAttention, Group, SlidingWindow, find_hit
 from simserve.kv.identity import Chain, IdentityTrie
-from simserve.protocols import BlockStats, PrefixHit
+from simserve.protocols import BlockStats, Grown, PrefixHit
 from simserve.types import Request
 
 __all__ = ["PagedKVCacheManager"]
@@ -215,11 +215,11 @@ class PagedKVCacheManager:
                 high = steps - 1
         return low
 
-    def grow(self, requests: Sequence[Request], count: int) -> NDArray[np.int64]:
+    def grow(self, requests: Sequence[Request], count: int) -> Grown:
         """Allocate `count` further single-token steps of all requests, in single-step order.
 
         Reads `num_computed_tokens` as it was before these steps, and does not change it.
-        Returns how many blocks each of the steps took, shape [count].
+        Returns what each of the steps took, arrays of shape [count].
         """
         size = self.block_size
         wants: list[tuple[int, int, list[int]]] = []
@@ -233,20 +233,21 @@ class PagedKVCacheManager:
             first = len(table) * size - computed
             if first < count:
                 wants.extend((step, position, table) for step in range(first, count, size))
-        taken = np.zeros(count, dtype=np.int64)
-        if wants:
-            wants.sort(key=_by_step_and_position)
-            blocks = self.pool.allocate(len(wants)).tolist()
-            for (step, _, table), block in zip(wants, blocks, strict=True):
-                table.append(block)
-                taken[step] += 1
+        wants.sort(key=_by_step_and_position)
+        blocks, was_cached = self.pool.allocate_telling(len(wants))
+        for (_, _, table), block in zip(wants, blocks.tolist(), strict=True):
+            table.append(block)
+        steps = np.array([step for step, _, _ in wants], dtype=np.int64)
         for request in touched:
             held = self._held[request.request_id]
             full_blocks = (request.num_computed_tokens + count) // size
             if self.enable_prefix_caching and full_blocks > held.committed[0]:
                 self._commit(request, held, full_blocks)
             self._note_slots(request, held)
-        return taken
+        return Grown(
+            np.bincount(steps, minlength=count),
+            np.bincount(steps[was_cached], minlength=count),
+        )
 
     # -- inside ----------------------------------------------------------------------------------
 

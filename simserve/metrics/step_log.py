@@ -58,13 +58,14 @@ class _Chunk(NamedTuple):
     starts: NDArray[np.float64]
     ends: NDArray[np.float64]
     free: NDArray[np.int64]
+    evicted: NDArray[np.int64]
     parts: dict[str, NDArray[np.float64]]
 
     @classmethod
     def empty(cls) -> _Chunk:
         """No records."""
         none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return cls(np.zeros((0, 11), dtype=np.int64), nothing, nothing, none, {})
+        return cls(np.zeros((0, 10), dtype=np.int64), nothing, nothing, none, none, {})
 
 
 class StepLog:
@@ -99,18 +100,19 @@ class StepLog:
         starts = np.array([record.start_s for record in records], dtype=np.float64)
         ends = np.concatenate([record.result.ends_s for record in records], dtype=np.float64)
         free = np.concatenate([record.num_free_blocks for record in records], dtype=np.int64)
+        evicted = np.concatenate([record.num_evicted_blocks for record in records], dtype=np.int64)
         names = dict.fromkeys(name for record in records for name in record.result.parts)
         parts = {
             name: np.concatenate([_part(record, name) for record in records], dtype=np.float64)
             for name in names
         }
         num_steps = int(runs[:, 0].sum())
-        if any(len(column) != num_steps for column in (ends, free, *parts.values())):
+        if any(len(column) != num_steps for column in (ends, free, evicted, *parts.values())):
             raise SimserveError(
                 f"a step result does not have one value for each of its steps: {num_steps} steps, "
                 f"but {len(ends)} end times and {len(free)} free-block counts"
             )
-        self._chunks.append(_Chunk(runs, starts, ends, free, parts))
+        self._chunks.append(_Chunk(runs, starts, ends, free, evicted, parts))
 
     def _numbers(self, record: StepRecord) -> tuple[int, ...]:
         """The whole numbers of a record, in the order in which `columns` reads them."""
@@ -130,7 +132,6 @@ class StepLog:
             len(plan.preempted_ids),
             plan.lookups.queries,
             plan.lookups.hits,
-            record.stats.evicted_cached_blocks,
             self._stops.setdefault(plan.admission_stop, len(self._stops)),
         )
 
@@ -149,7 +150,6 @@ class StepLog:
         starts = np.concatenate((ends[:1], ends[:-1]))
         starts[first] = np.concatenate([chunk.starts for chunk in chunks])
         each = [np.repeat(column, counts) for column in runs]
-        evicted = np.diff(runs[9], prepend=0)
         return StepColumns(
             start_s=starts,
             end_s=ends,
@@ -163,8 +163,8 @@ class StepLog:
             num_free_blocks=np.concatenate([chunk.free for chunk in chunks]),
             prefix_cache_queries=each[7],
             prefix_cache_hits=each[8],
-            evicted_cached_blocks=_only_at(first + counts - 1, evicted, len(ends)),
-            admission_stop=each[10].astype(np.int8),
+            evicted_cached_blocks=np.concatenate([chunk.evicted for chunk in chunks]),
+            admission_stop=each[9].astype(np.int8),
             admission_stops=tuple(self._stops),
         )
 

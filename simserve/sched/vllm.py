@@ -7,12 +7,9 @@ engine's behaviour looks odd it is kept (`quirks: as_engine`) and said so; `quir
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import lt
+from operator import sub
 
-import numpy as np
-from numpy.typing import NDArray
-
-from simserve.protocols import KVCacheManager, PrefixHit
+from simserve.protocols import Grown, KVCacheManager, PrefixHit
 from simserve.sched.base import BaseScheduler
 from simserve.sched.params import SchedulerParams
 from simserve.types import Kind, Request, StepPlan
@@ -47,11 +44,10 @@ class VllmScheduler(BaseScheduler):
     def _schedule_running(self, plan: StepPlan) -> int:
         """Give each running request its tokens, in order of admission; the budget that is left."""
         budget = self.params.max_num_batched_tokens
-        if self._schedule_decodes(plan, budget):
-            return budget - len(self.running)
         lookahead = self.params.num_lookahead_tokens
         running, record = self.running, self._record
-        index = 0
+        index = self._schedule_decodes(plan)
+        budget -= index
         while index < len(running) and budget > 0:
             request = running[index]
             start = request.num_computed_tokens
@@ -82,21 +78,24 @@ class VllmScheduler(BaseScheduler):
             index += 1
         return budget
 
-    def _schedule_decodes(self, plan: StepPlan, budget: int) -> bool:
-        """The common case at once: all running requests want one token and blocks suffice for all.
+    def _schedule_decodes(self, plan: StepPlan) -> int:
+        """The common case at once: leading requests that want one token, and blocks for all.
 
-        Decides what the walk above would; False, and nothing done, if it is not that case.
+        Decides for them what the walk would; how many they are, 0 if it is not that case.
         """
         running = self.running
-        if self.plans_ahead or self.speculates or len(running) > budget:
-            return False
+        if self.plans_ahead or self.speculates or len(running) > self.params.max_num_batched_tokens:
+            return 0
         starts = [request.num_computed_tokens for request in running]
-        known = [request.num_tokens for request in running]
-        if sum(known) - sum(starts) != len(running) or not all(map(lt, starts, known)):
-            return False
+        wanted = [request.num_tokens for request in running]
+        wanted = list(map(sub, wanted, starts))
+        count = len(wanted)
+        if wanted.count(1) < count:
+            count = next(i for i, num_tokens in enumerate(wanted) if num_tokens != 1)
+            running, starts = running[:count], starts[:count]
         needy = [r for r in running if r.num_computed_tokens >= r.slots_until]
         if len(needy) * self.kv.num_groups > self.kv.num_free_blocks:
-            return False
+            return 0
         for request in needy:
             if new_blocks := self.kv.allocate_slots(request, 1):
                 plan.new_blocks[request.request_id] = new_blocks
@@ -104,9 +103,9 @@ class VllmScheduler(BaseScheduler):
             request.num_computed_tokens += 1
         plan.request_ids = [request.request_id for request in running]
         plan.starts = starts
-        plan.num_tokens = [1] * len(running)
-        plan.samples = [True] * len(running)
-        return True
+        plan.num_tokens = [1] * count
+        plan.samples = [True] * count
+        return count
 
     def _capped(self, start: int, num_new_tokens: int, budget: int) -> int:
         """The threshold, the budget, and the last position that may be computed cut a request."""
@@ -260,15 +259,15 @@ class VllmScheduler(BaseScheduler):
             return 1
         return 1 + self.kv.steps_that_fit(running, left - 1)
 
-    def advance(self, plan: StepPlan, count: int) -> NDArray[np.int64]:
+    def advance(self, plan: StepPlan, count: int) -> Grown:
         """Pass over `count` steps: all but the last are updated, all are scheduled.
 
-        `plan` was the first of them. Returns the blocks taken by each but the first, [count - 1].
+        `plan` was the first of them. Returns what each but the first took, shape [count - 1].
         """
         further = count - 1
-        taken = self.kv.grow(self.running, further)
+        grown = self.kv.grow(self.running, further)
         for request in self.running:
             request.num_tokens += further
             request.num_computed_tokens += further
         self._num_steps += further
-        return taken
+        return grown

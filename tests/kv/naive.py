@@ -6,7 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 
-from simserve.segments import Segments
+from simserve.segments import Part, Segments, total_len
 from simserve.types import MmItem, Request, TraceRequest
 
 Key = tuple[Any, ...]
@@ -39,45 +39,90 @@ def block_keys(request: TraceRequest, block_size: int) -> list[Key]:
     return keys
 
 
+BASES: tuple[Segments, ...] = (
+    (("system", 14), (7, 10), ((0, 1, 0, 1, 1), 5), ("7", 9)),
+    (((0, 1, 1, 0), 4), ((0, 0, 1, 0, 1, 1), 6), (1 << 70, 20)),
+    (("7", 3), ("7", 12), ("system", 10)),
+)
+"""What prompts begin with."""
+
+
+def cut(parts: Segments, length: int) -> Segments:
+    """The first `length` tokens of `parts`."""
+    kept = []
+    for segment, count in parts:
+        kept.append((segment, min(count, length)))
+        length -= kept[-1][1]
+        if length == 0:
+            break
+    return tuple(kept)
+
+
 @st.composite
-def segments(draw: st.DrawFn, max_parts: int = 4, max_len: int = 24) -> Segments:
-    """Few names and few literal ids, so that prefixes are often shared, and cut anywhere."""
-    parts = []
-    for _ in range(draw(st.integers(1, max_parts))):
-        if draw(st.booleans()):
-            literal = tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=max_len)))
-            parts.append((literal, draw(st.integers(1, len(literal)))))
+def recut(draw: st.DrawFn, parts: Segments) -> Segments:
+    """The same tokens: literals cut in two here and there."""
+    out: list[Part] = []
+    for segment, length in parts:
+        if isinstance(segment, tuple) and length > 1 and draw(st.booleans()):
+            at = draw(st.integers(1, length - 1))
+            out += [(segment[:at], at), (segment[at:], length - at)]
         else:
-            name: int | str = draw(st.sampled_from([7, 1 << 70, "7", "system"]))
-            parts.append((name, draw(st.integers(0, max_len))))
-    return tuple(parts)
+            out.append((segment, length))
+    return tuple(out)
 
 
 @st.composite
-def trace_requests(draw: st.DrawFn, request_id: str = "", **sizes: int) -> TraceRequest:
-    """A request whose prompt may share anything with another one's."""
-    prompt = draw(segments(**sizes).filter(lambda parts: sum(n for _, n in parts) > 0))
-    length = sum(n for _, n in prompt)
-    items = []
+def prompts(draw: st.DrawFn, base: Segments | None = None) -> Segments:
+    """A beginning that others have too, cut anywhere, and perhaps something else behind it."""
+    base = draw(st.sampled_from(BASES)) if base is None else base
+    total = total_len(base)
+    shared = draw(st.just(total) | st.integers(1, total))
+    parts = draw(recut(cut(base, shared)))
+    if draw(st.booleans()):
+        tail = draw(st.lists(st.integers(0, 1), min_size=1, max_size=8))
+        parts += ((tuple(tail), len(tail)),)
+    elif draw(st.booleans()):
+        parts += ((draw(st.sampled_from(["system", 7, "own"])), draw(st.integers(0, 12))),)
+    return parts
+
+
+@st.composite
+def mm_items(draw: st.DrawFn, prompt_len: int) -> tuple[MmItem, ...]:
+    """Up to two items that do not overlap."""
+    items: list[MmItem] = []
     at = 0
-    for identifier in draw(st.lists(st.sampled_from(["cat", "dog"]), max_size=2)):
-        if at < length:
-            offset = draw(st.integers(at, length - 1))
-            count = draw(st.integers(1, length - offset))
-            items.append(MmItem(identifier, offset, count))
-            at = offset + count
-    output = draw(st.none() | segments(2, 12))
-    output_len = sum(n for _, n in output) if output else draw(st.integers(1, 20))
+    for identifier in draw(st.lists(st.sampled_from(["cat", "dog"]), min_size=1, max_size=2)):
+        if at < prompt_len:
+            offset = draw(st.integers(at, prompt_len - 1))
+            length = draw(st.integers(1, prompt_len - offset))
+            items.append(MmItem(identifier, offset, length))
+            at = offset + length
+    return tuple(items)
+
+
+def rarely(*values: Any) -> st.SearchStrategy[Any]:
+    """None, but one time in four."""
+    return st.sampled_from([None] * 3 * len(values) + list(values))
+
+
+@st.composite
+def trace_requests(
+    draw: st.DrawFn, request_id: str = "r", base: Segments | None = None
+) -> TraceRequest:
+    """A request whose blocks may equal another one's, or just not."""
+    prompt = draw(prompts(base))
+    items = draw(mm_items(total_len(prompt))) if draw(rarely(True)) else ()
+    output = draw(rarely((("system", 20),), (("own", 3), ((1, 0, 1), 3), (7, 9))))
     return TraceRequest(
-        request_id=request_id or draw(st.sampled_from("xyz")),
+        request_id=request_id,
         arrival_s=0.0,
         prompt=prompt,
-        output_len=output_len,
+        output_len=total_len(output) if output else draw(st.integers(1, 20)),
         output=output,
-        cache_salt=draw(st.sampled_from([None, None, None, "", "salt"])),
-        lora_id=draw(st.sampled_from([None, None, None, 1, "a"])),
-        mm_items=tuple(items) if draw(st.booleans()) else (),
-        prompt_logprobs=draw(st.integers(0, 9)) == 0,
+        cache_salt=draw(rarely("", "salt")),
+        lora_id=draw(rarely(1, "a")),
+        mm_items=items,
+        prompt_logprobs=draw(rarely(True)) is True and draw(st.booleans()),
     )
 
 

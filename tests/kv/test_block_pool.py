@@ -129,6 +129,7 @@ class PoolMachine(RuleBasedStateMachine):
                     self.queue.append(block)
         self.trie.release(sequence.chain)
 
+    @precondition(lambda self: self.evicted > 3)
     @rule()
     def reset(self) -> None:
         if any(sequence.tables[g] for sequence in self.sequences for g in range(NUM_GROUPS)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from simserve.kv.groups import FullAttention, SlidingWindow
 from simserve.kv.manager import PagedKVCacheManager
-from simserve.types import Request, TraceRequest
-from tests.kv.naive import NaiveManager, trace_requests
+from simserve.segments import Segments, total_len
+from simserve.types import Request
+from tests.kv.naive import BASES, NaiveManager, cut, trace_requests
 
 MAX_MODEL_LEN = 96
 
@@ -27,8 +27,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(
         data=st.data(),
-        num_gpu_blocks=st.integers(3, 60),
-        block_size=st.integers(1, 8) | st.integers(1, 32),
+        num_gpu_blocks=st.integers(3, 50),
+        block_size=st.integers(1, 4) | st.integers(1, 32),
         caching=st.sampled_from([True, True, True, False]),
         drop_last=st.sampled_from([False, False, True]),
     )
@@ -54,14 +54,22 @@ class ManagerMachine(RuleBasedStateMachine):
         )
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.conversations: list[Segments] = []
         self.count = 0
 
-    @rule(trace=trace_requests(max_parts=3, max_len=20))
-    def arrive(self, trace: TraceRequest) -> None:
+    @rule(data=st.data(), now=st.booleans())
+    def arrive(self, data: st.DataObject, now: bool) -> None:
+        """A new request, often the next turn of an earlier one."""
         self.count += 1
-        request = Request(replace(trace, request_id=f"r{self.count}"), MAX_MODEL_LEN)
+        said = data.draw(st.sampled_from([*BASES, *self.conversations]))
+        base = said if total_len(said) < 60 else cut(said, 60)
+        trace = data.draw(trace_requests(f"r{self.count}", base))
+        self.conversations = [*self.conversations[-3:], trace.prompt + trace.output_parts]
+        request = Request(trace, MAX_MODEL_LEN)
         self.model.add(request)
         self.waiting.append(request)
+        if now:
+            self.admit_one(data, request)
 
     def allocate(self, request: Request, num_new: int, hit: Any, lookahead: int) -> bool:
         """Allocate in both; whether there were blocks."""
@@ -86,7 +94,9 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def admit(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.waiting))
+        self.admit_one(data, data.draw(st.sampled_from(self.waiting)))
+
+    def admit_one(self, data: st.DataObject, request: Request) -> None:
         hit = self.kv.get_computed_blocks(request)
         expected = self.model.get_computed_blocks(request)
         assert (hit is None) == (expected is None)
@@ -97,7 +107,7 @@ class ManagerMachine(RuleBasedStateMachine):
             found = hit.num_tokens
         left = request.num_tokens - found
         assert left >= 1
-        num_new = data.draw(st.integers(1, left) | st.just(left))
+        num_new = data.draw(st.just(left) | st.integers(1, left))
         if self.allocate(request, num_new, hit, 0):
             request.num_computed_tokens = found + num_new
             self.waiting.remove(request)
@@ -113,7 +123,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 return
             request.num_tokens += 1  # the token that the last step yielded
             left = 1
-        num_new = data.draw(st.integers(1, left) | st.just(left))
+        num_new = data.draw(st.just(left) | st.integers(1, left))
         drafts = 0
         if num_new == left:
             room = request.stop_len - request.num_tokens
@@ -150,16 +160,18 @@ class ManagerMachine(RuleBasedStateMachine):
         ]
         assert fit == max(k for k in range(limit + 1) if needed[k] <= len(self.model.queue))
         count = data.draw(st.integers(0, fit))
-        taken = self.kv.grow(steady, count).tolist()
-        expected = []
+        grown = self.kv.grow(steady, count)
+        taken, evicted = [], []
         for _ in range(count):
-            free = len(self.model.queue)
+            free, evictions = len(self.model.queue), self.model.evicted
             for request in steady:
                 request.num_tokens += 1
                 assert self.model.allocate_slots(request, 1, None, 0) is not None
                 request.num_computed_tokens += 1
-            expected.append(free - len(self.model.queue))
-        assert taken == expected
+            taken.append(free - len(self.model.queue))
+            evicted.append(self.model.evicted - evictions)
+        assert grown.taken.tolist() == taken
+        assert grown.evicted.tolist() == evicted
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -180,6 +192,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.kv.forget(request)
         self.model.free(request)
 
+    @precondition(lambda self: self.count > 8)
     @rule()
     def reset(self) -> None:
         assert self.kv.reset_prefix_cache() == self.model.reset()

@@ -11,7 +11,7 @@ import pytest
 from simserve.metrics.options import MetricOptions, RunInfo
 from simserve.metrics.recorder import RunData, RunRecorder
 from simserve.metrics.result import RunResult
-from simserve.protocols import BlockStats, StepRecord
+from simserve.protocols import StepRecord
 from simserve.types import (
     Kind,
     Lookups,
@@ -71,7 +71,7 @@ class Story:
         preempted: Sequence[str] = (),
         finished: Sequence[str] = (),
         free: Sequence[int] | None = None,
-        evicted: int = 0,
+        evicted: Sequence[int] | None = None,
         lookups: Lookups = NO_LOOKUPS,
         stop: str = "empty",
         running: int | None = None,
@@ -113,7 +113,7 @@ class Story:
                 len(ids) if running is None else running,
                 waiting,
                 np.array([50] * len(durations) if free is None else free),
-                BlockStats(evicted, 0),
+                np.array([0] * len(durations) if evicted is None else evicted),
             )
         )
         self.num_steps += len(durations)

@@ -327,11 +327,11 @@ def test_a_request_that_still_runs_has_no_tpot_yet_but_its_gaps_count(story: New
     assert summary["window.mean_tpot_ms"] is summary["window.mean_e2el_ms"] is None
 
 
-def test_evictions_stand_at_the_last_step_of_a_run(story: New) -> None:
+def test_evictions_stand_at_their_steps(story: New) -> None:
     told = story(enable_prefix_caching=True)
     told.arrive("a")
-    told.step([0.1, 0.1], {"a": 1}, evicted=3)
-    told.step(0.1, {"a": 1}, evicted=4, finished=["a"])
+    told.step([0.1, 0.1], {"a": 1}, evicted=[0, 3])
+    told.step(0.1, {"a": 1}, evicted=[1], finished=["a"])
     result = told.result()
     assert result.steps_table["evicted_cached_blocks"].to_pylist() == [0, 3, 1]
     assert result.summary_dict["evicted_cached_blocks"] == 4
@@ -499,7 +499,13 @@ def test_a_cache_without_hits_says_why(
     told = story(enable_prefix_caching=True)
     for k, prompt in enumerate(prompts):
         told.arrive(str(k), **prompt)
-        told.step(1.0, {str(k): 1}, lookups=Lookups(1, 40, 0), finished=[str(k)], evicted=evicted)
+        told.step(
+            1.0,
+            {str(k): 1},
+            lookups=Lookups(1, 40, 0),
+            finished=[str(k)],
+            evicted=[0 if k else evicted],
+        )
     summary = told.summary()
     assert says in summary["prefix_cache_note"]
     assert (summary["prefix_cache_queries"], summary["prefix_cache_hits"]) == (80, 0)

@@ -1,0 +1,188 @@
+"""How fast the simulator is: named workloads as whole processes, beside SimPy's own speed.
+
+    python benchmarks/simulator.py                    # all workloads, three times each
+    python benchmarks/simulator.py W1 --repeats 5
+    python benchmarks/simulator.py --show benchmarks/results/simulator.json
+
+A run is `simserve run ... --quiet` from start to exit, imports and result files included, the
+picture left out. CPU seconds are user and system time, memory is the largest resident set. Repeats
+are interleaved, so that a busy minute of the machine meets all workloads; medians are reported.
+SimPy's timeouts per CPU second, taken in the same rounds, say how fast the machine was. The table
+goes to the standard output as Markdown, all runs to a JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "simulator.json"
+SIMSERVE = (sys.executable, "-c", "from simserve.cli.main import main; main()")
+YARDSTICK = """
+import time, simpy
+env = simpy.Environment()
+def ticks():
+    for _ in range(500_000):
+        yield env.timeout(1.0)
+env.process(ticks())
+start = time.process_time()
+env.run()
+print(500_000 / (time.process_time() - start))
+"""
+
+
+class Workload(NamedTuple):
+    """What to run: a configuration of `configs/bench`, with overrides."""
+
+    name: str
+    config: str
+    overrides: tuple[str, ...] = ()
+
+
+WORKLOADS = (
+    Workload("W1", "w1.yaml"),
+    Workload("W2", "w2.yaml"),
+    Workload("W2 on H200", "w2.yaml", ("gpu=h200",)),
+)
+
+
+class Run(NamedTuple):
+    """One process, measured."""
+
+    cpu_s: float
+    peak_mb: float
+    num_steps: int
+    num_requests: int
+    num_output_tokens: int
+    simulated_s: float
+
+
+def main() -> None:
+    """Measure, or show what was measured."""
+    arguments = parse()
+    if arguments.show:
+        print("\n".join(table(json.loads(arguments.show.read_text()))))
+        return
+    wanted = arguments.workloads
+    chosen = [w for w in WORKLOADS if not wanted or w.name in wanted]
+    if unknown := set(wanted) - {w.name for w in WORKLOADS}:
+        sys.exit(f"no such workload: {', '.join(sorted(unknown))}")
+    report = measure(chosen, arguments.repeats)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    print("\n".join(table(report)))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ", ".join(w.name for w in WORKLOADS)
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {names}; all")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
+    parser.add_argument("--show", type=Path, metavar="FILE.json", help="print its table only")
+    return parser.parse_args()
+
+
+def measure(workloads: Sequence[Workload], repeats: int) -> dict[str, Any]:
+    """Run everything `repeats` times, round by round."""
+    timeouts_per_s = []
+    runs: dict[str, list[Run]] = {w.name: [] for w in workloads}
+    for number in range(1, repeats + 1):
+        timeouts_per_s.append(float(output_of(sys.executable, "-c", YARDSTICK)))
+        for workload in workloads:
+            print(f"round {number} of {repeats}: {workload.name}", file=sys.stderr)
+            runs[workload.name].append(run_once(workload))
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": json.loads(output_of(*SIMSERVE, "env", "--json")),
+        "processor": processor(),
+        "num_cpus": os.cpu_count(),
+        "simpy_timeouts_per_cpu_s": timeouts_per_s,
+        "workloads": {
+            w.name: {
+                "config": f"configs/bench/{w.config}",
+                "overrides": w.overrides,
+                "runs": [run._asdict() for run in runs[w.name]],
+            }
+            for w in workloads
+        },
+    }
+
+
+def run_once(workload: Workload) -> Run:
+    """One process. This one stays small: a child's peak memory is at least its parent's."""
+    overrides = [word for o in (*workload.overrides, "metrics.plot=false") for word in ("-o", o)]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        config = ROOT / "configs" / "bench" / workload.config
+        command = [*SIMSERVE, "run", str(config), *overrides, "--out", str(out), "--quiet"]
+        process = subprocess.Popen(command, cwd=ROOT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"{workload.name} failed with exit status {process.returncode}")
+        summary = json.loads((out / "summary.json").read_text())[0]
+    return Run(
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        peak_mb=usage.ru_maxrss * 1024 / 1e6,
+        num_steps=summary["num_steps"],
+        num_requests=summary["num_prompts"],
+        num_output_tokens=summary["total_output_tokens"],
+        simulated_s=summary["duration"],
+    )
+
+
+def table(report: dict[str, Any]) -> Iterator[str]:
+    """Medians as a Markdown table, under a line about the machine."""
+    timeouts = statistics.median(report["simpy_timeouts_per_cpu_s"])
+    environment = report["environment"]
+    yield (
+        f"{report['processor']}, {report['num_cpus']} CPUs, Python {environment['python']}, "
+        f"simserve {environment['simserve']} at {(environment['commit'] or 'no commit')[:12]}, "
+        f"{report['date'][:10]}; SimPy: {timeouts / 1e6:.2f} M timeouts per CPU second."
+    )
+    yield ""
+    yield (
+        "| workload | requests | steps | CPU s | at 1.0 M timeouts/s | peak MB "
+        "| steps per CPU s | requests per CPU s | output tokens per CPU s |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    for name, measured in report["workloads"].items():
+        runs = [Run(**run) for run in measured["runs"]]
+        cpu_s = statistics.median(run.cpu_s for run in runs)
+        peak_mb = statistics.median(run.peak_mb for run in runs)
+        first = runs[0]
+        yield (
+            f"| {name} | {first.num_requests:,} | {first.num_steps:,} | {cpu_s:.2f} "
+            f"| {cpu_s * timeouts / 1e6:.2f} | {peak_mb:.0f} | {first.num_steps / cpu_s:,.0f} "
+            f"| {first.num_requests / cpu_s:,.0f} | {first.num_output_tokens / cpu_s:,.0f} |"
+        )
+
+
+def processor() -> str:
+    """The processor's name, as Linux has it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def output_of(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""README.md and docs/: configurations load, commands and Python snippets run, links lead somewhere.
+
+The snippets of a page run in order, in a folder that looks like the checkout and holds a finished
+run of the quick start. A snippet whose first line is a comment with a file name is saved under that
+name. A fragment of a configuration gets the keys that it lacks. Of shell snippets the lines that
+begin with `simserve` run, without drawing pictures. What cannot run has a line
+`<!-- not run: why -->` above it: it must parse all the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from simserve.cli.main import app
+from simserve.config.loader import load_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"```(\w*)")
+NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+FILE_NAME = re.compile(r"# ([\w.-]+\.\w+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+NO_PICTURE = ("-o", "metrics.plot=false")
+MODEL = "model: llama-3.1-8b\n"
+WORKLOAD = """
+workload:
+  synthetic: {num_requests: 1, output_len: {kind: constant, value: 1}}
+"""
+
+
+class Snippet(NamedTuple):
+    where: str
+    language: str
+    text: str
+    runs: bool
+
+
+def snippets(page: Path) -> Iterator[Snippet]:
+    lines = page.read_text().splitlines()
+    start, language = 0, ""
+    for number, line in enumerate(lines):
+        fence = FENCE.match(line)
+        if fence and not start:
+            start, language = number + 1, fence[1]
+        elif fence:
+            above = lines[start - 2] if start > 1 else ""
+            text = "".join(f"{line}\n" for line in lines[start:number])
+            yield Snippet(f"{page.name}:{start}", language, text, not NOT_RUN.match(above))
+            start = 0
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run directory of the quick start."""
+    out = tmp_path_factory.mktemp("runs") / "quickstart"
+    config = str(ROOT / "configs" / "quickstart.yaml")
+    few = ["-o", "workload.synthetic.num_requests=20"]
+    call(["run", config, *few, *NO_PICTURE, "--out", str(out), "--quiet"])
+    return out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_snippets_run(
+    page: Path, quickstart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("configs", "schema", "tests", "traces"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(quickstart, tmp_path / "runs" / "quickstart")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for snippet in snippets(page):
+        if file := FILE_NAME.match(snippet.text):
+            Path(file[1]).write_text(snippet.text)
+        try:
+            check(snippet, names)
+        except Exception as error:
+            error.add_note(f"in the snippet at {snippet.where}")
+            raise
+
+
+def check(snippet: Snippet, names: dict[str, Any]) -> None:
+    if snippet.language == "yaml":
+        text = snippet.text
+        text += "" if re.search("^model:", text, re.M) else MODEL
+        text += "" if re.search("^workload:", text, re.M) else WORKLOAD
+        path = Path("snippet.yaml")
+        path.write_text(text)
+        load_config(path)
+    elif snippet.language == "python":
+        code = compile(snippet.text, snippet.where, "exec")
+        if snippet.runs:
+            exec(code, names)
+    elif snippet.language in ("sh", "console"):
+        for command in commands(snippet.text):
+            if not snippet.runs:
+                call([*command, "--help"])
+            elif command[0] == "run":
+                call([*command, *NO_PICTURE])
+            else:
+                call(command)
+    elif snippet.language == "json":
+        for line in [snippet.text] if snippet.text.startswith("{\n") else snippet.text.splitlines():
+            json.loads(line)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Arguments of each `simserve` in a shell snippet."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words and words[0] == "simserve":
+            yield words[1:]
+
+
+def call(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, f"simserve {shlex.join(arguments)}\n{result.output}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    dead = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    assert not dead
+
+
+def test_a_snippet_that_does_not_run_fails(tmp_path: Path) -> None:
+    """The test above can fail, for each kind of snippet."""
+    page = tmp_path / "page.md"
+    bad = {"yaml": "sheduler: {}", "python": "1 / 0", "sh": "simserve rum", "json": "{"}
+    for language, text in bad.items():
+        page.write_text(f"```{language}\n{text}\n```\n")
+        (snippet,) = snippets(page)
+        with pytest.raises((Exception, SystemExit)):
+            check(snippet, {})
+    page.write_text("<!-- not run: it would divide by zero -->\n```python\n1 / 0\n```\n")
+    (snippet,) = snippets(page)
+    check(snippet, {})
+    assert ast.parse(snippet.text)
