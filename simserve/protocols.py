@@ -144,8 +144,13 @@ class KVCacheManager(Protocol):
         """Leading blocks of `request` that all running requests share, per KV group."""
         ...
 
-    def steps_that_fit(self, requests: Sequence[Request], limit: int) -> int:
-        """For how many further steps of one token each the free blocks last (at most `limit`)."""
+    def steps_that_fit(
+        self, requests: Sequence[Request], limit: int, head: Request | None = None
+    ) -> int:
+        """For how many further steps of one token each the free blocks last (at most `limit`).
+
+        `head` is a waiting request that found too few blocks: nor may its prefix hit change.
+        """
         ...
 
     def grow(self, requests: Sequence[Request], count: int) -> Grown:
@@ -229,6 +234,9 @@ class CostModel(Protocol):
 
 class Executor(Protocol):
     """Runs steps: on a cost model or on a GPU. Nothing above knows which."""
+
+    single_steps: bool
+    """Whether it takes one step at a time only: what a step yields decides the next one."""
 
     def add_request(self, request: TraceRequest) -> None:
         """A request was taken in: its tokens may be asked for from now on."""

@@ -93,7 +93,8 @@ class Engine:
         self._kv = parts.kv
         scheduler = parts.scheduler
         self._steady: SteadyScheduler | None = None
-        if parts.leap and parts.observer is None and isinstance(scheduler, SteadyScheduler):
+        leap = parts.leap and parts.observer is None and not parts.executor.single_steps
+        if leap and isinstance(scheduler, SteadyScheduler):
             self._steady = scheduler
         self._mail: deque[Message] = deque()
         self._armed_for: float | None = None

@@ -36,6 +36,7 @@ class SimulatedExecutor:
     def __init__(self, cost_model: CostModel, drafter: Drafter | None = None) -> None:
         self._cost_model = cost_model
         self._drafter = drafter
+        self.single_steps = drafter is not None
 
     def add_request(self, request: TraceRequest) -> None:
         """A request was taken in."""

@@ -37,6 +37,11 @@ class FreeQueue:
         live = self._log[self._head : self._tail]
         return iter(live[live > 0].tolist())
 
+    def num_before(self, blocks: Blocks) -> int:
+        """How many blocks stand before the first of `blocks`, which are all in the queue."""
+        first = int(self._position[blocks].min())
+        return int(np.count_nonzero(self._log[self._head : first]))
+
     def popleft(self) -> int:
         """Take the block at the head; there must be one."""
         block = self._log.item(self._head)

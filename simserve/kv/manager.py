@@ -197,11 +197,17 @@ class PagedKVCacheManager:
 
     # -- runs of decode steps --------------------------------------------------------------------
 
-    def steps_that_fit(self, requests: Sequence[Request], limit: int) -> int:
-        """For how many further steps of one token each the free blocks last (at most `limit`)."""
+    def steps_that_fit(
+        self, requests: Sequence[Request], limit: int, head: Request | None = None
+    ) -> int:
+        """For how many further steps of one token each the free blocks last (at most `limit`).
+
+        `head` is a waiting request that found too few blocks: nor may its prefix hit change.
+        """
         if not self._single:
             return 0
-        size, free = self.block_size, self.num_free_blocks
+        size = self.block_size
+        free = self.num_free_blocks if head is None else self._blocks_until_hit_changes(head)
         if len(requests) * (limit // size + 1) <= free:
             return limit
         computed = np.array([r.num_computed_tokens for r in requests])
@@ -248,6 +254,24 @@ class PagedKVCacheManager:
             np.bincount(steps, minlength=count),
             np.bincount(steps[was_cached], minlength=count),
         )
+
+    def _blocks_until_hit_changes(self, head: Request) -> int:
+        """So many blocks can be handed out to decodes before a blocked request's hit may change.
+
+        A hit shrinks when one of its blocks is evicted. It grows when somebody commits the first
+        block that it lacks, which nobody can if only this request's chain goes there.
+        """
+        hit = self.get_computed_blocks(head)
+        if hit is None:
+            return self.num_free_blocks
+        chain = self._chain(head)
+        (blocks,) = hit.blocks
+        if len(blocks) < min((head.num_tokens - 1) // self.block_size, chain.num_blocks):
+            stretch, _ = chain.at(len(blocks))
+            if stretch.refs - stretch.num_cached > 1:
+                return 0
+        unused = blocks[self.pool.ref_counts[blocks] == 0]
+        return self.pool.free_queue.num_before(unused) if len(unused) else self.num_free_blocks
 
     # -- inside ----------------------------------------------------------------------------------
 

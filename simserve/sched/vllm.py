@@ -251,13 +251,19 @@ class VllmScheduler(BaseScheduler):
             or plan.preempted_ids
             or len(plan.num_tokens) != sum(plan.num_tokens)
             or not all(plan.samples)
-            or (self.waiting and num_running < self.params.max_num_seqs)
         ):
             return 1
+        head = None
+        if self.waiting and num_running < self.params.max_num_seqs:
+            if plan.admission_stop != "blocks" or not self.params.enable_chunked_prefill:
+                return 1
+            head = self.waiting.peek()
+            if head.num_computed_tokens:
+                return 1
         left = min([r.stop_len - r.num_tokens for r in running])
         if left <= 1:
             return 1
-        return 1 + self.kv.steps_that_fit(running, left - 1)
+        return 1 + self.kv.steps_that_fit(running, left - 1, head)
 
     def advance(self, plan: StepPlan, count: int) -> Grown:
         """Pass over `count` steps: all but the last are updated, all are scheduled.

@@ -32,9 +32,12 @@ def test_case_conforms(path: Path) -> None:
     assert outcome.num_requests > 0
 
 
+simulate_case = conform.simulate_case
+
+
 @cache
 def simulated(name: str) -> Case:
-    return conform.simulate_case(load(name))
+    return simulate_case(load(name))
 
 
 def altered(value: Any) -> Any:
@@ -64,7 +67,7 @@ ALTERATIONS = list(alterations())
 
 
 def test_all_recorded_keys_are_altered() -> None:
-    keys = {"steps": set(), "requests": set(), "summary": set()}  # type: dict[str, set[str]]
+    keys: dict[str, set[str]] = {"steps": set(), "requests": set(), "summary": set()}
     for path in CASES:
         case = load(path.name)
         for part in ("steps", "requests"):
@@ -86,7 +89,8 @@ def test_an_altered_value_is_found(
 ) -> None:
     case = load(name)
     target = case["summary"] if part == "summary" else case[part][row]
-    target[key] = altered(target[key])
+    original = target[key]
+    target[key] = altered(original)
     path = tmp_path / "altered.json.gz"
     path.write_bytes(gzip.compress(json.dumps(case).encode(), compresslevel=1))
     # The simulation reads config and workload only, and those are as they were.
@@ -97,12 +101,7 @@ def test_an_altered_value_is_found(
     where = {"steps": f"step {row}", "requests": f"request {target.get('id')}"}
     assert difference is not None
     assert (difference.where, difference.key) == (where.get(part, "summary"), key)
-    assert (difference.expected, difference.got) == (target[key], load_value(name, part, row, key))
-
-
-def load_value(name: str, part: str, row: int, key: str) -> Any:
-    case = load(name)
-    return case["summary"][key] if part == "summary" else case[part][row][key]
+    assert (difference.expected, difference.got) == (target[key], original)
 
 
 @pytest.mark.parametrize("key", ["wq", "pre", "cp", "nc"])

@@ -27,20 +27,21 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(
         data=st.data(),
-        num_gpu_blocks=st.integers(3, 50),
+        pool_tokens=st.integers(20, 200),
         block_size=st.integers(1, 4) | st.integers(1, 32),
-        caching=st.sampled_from([True, True, True, False]),
+        caching=st.sampled_from([True] * 5 + [False]),
         drop_last=st.sampled_from([False, False, True]),
     )
     def start(
         self,
         data: st.DataObject,
-        num_gpu_blocks: int,
+        pool_tokens: int,
         block_size: int,
         caching: bool,
         drop_last: bool,
     ) -> None:
         windows = self.draw_windows(data)
+        num_gpu_blocks = 2 + pool_tokens * len(windows) // block_size
         self.kv = PagedKVCacheManager(
             num_gpu_blocks=num_gpu_blocks,
             block_size=block_size,
