@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from simserve.config.environment import collect
 from simserve.config.loader import ConfigSource, LoadedConfig, load_config
 from simserve.config.overrides import Overrides
 from simserve.engine.simulation import simulate
-from simserve.errors import StalledError
+from simserve.errors import ConfigError, StalledError
 from simserve.metrics.options import MetricOptions, RunInfo, Scalar
 from simserve.metrics.repetitions import summarise_repetitions
 from simserve.metrics.result import RunResult
@@ -89,7 +90,11 @@ def run_to_directory(
 
 
 def _run_once(loaded: LoadedConfig, seed: int, progress: Progress | None) -> RunResult:
-    built = build(loaded, seed)
+    try:
+        built = build(loaded, seed)
+    except ConfigError as error:
+        problems = [replace(one, file=one.file or loaded.source) for one in error.problems]
+        raise ConfigError(problems) from error
     outcome = simulate(
         built.parts,
         async_scheduling=loaded.config.scheduler.async_scheduling,

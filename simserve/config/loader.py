@@ -37,6 +37,8 @@ class LoadedConfig:
     """What paths in the configuration are relative to."""
     model: ModelShape
     gpu: GPU
+    source: str | None
+    """The YAML file, as it was given; None for mappings."""
     warnings: tuple[str, ...]
     reachable_in_engine: bool
     """Whether an engine of this version can be started so on a common GPU."""
@@ -76,6 +78,7 @@ def load_config(
         base_dir=base_dir,
         model=model,
         gpu=gpu,
+        source=str(source) if isinstance(source, str | Path) else None,
         warnings=resolution.warnings,
         reachable_in_engine=resolution.reachable_in_engine,
     )

@@ -91,7 +91,9 @@ class CaseRecord:
         }
         optional = {
             "k": [[int(i), kinds[kind]] for i, kind in plan.kinds.items()],
-            "b": [[int(i), _runs_by_group(groups)] for i, groups in blocks],
+            "b": [[int(i), _runs_by_group(groups)] for i, groups in blocks]
+            if self._config.get("record_blocks", True)
+            else [],
             "sp": [[int(i), len(drafts)] for i, drafts in plan.draft_tokens.items()],
             "pre": [int(i) for i in plan.preempted_ids],
             "pq": list(plan.lookups) if plan.lookups.requests else [],
@@ -107,7 +109,8 @@ class CaseRecord:
         step = self._steps[plan.step]
         step["o"] = sum(output.num_emitted)
         step["fu"] = self._kv.num_free_blocks
-        step["fq"] = zlib.crc32(",".join(map(str, self._kv.pool.free_queue)).encode())
+        if self._config.get("record_queue", True):
+            step["fq"] = zlib.crc32(",".join(map(str, self._kv.pool.free_queue)).encode())
         if self._config["enable_prefix_caching"]:
             step["nc"] = self._kv.stats.num_cached_keys
         if output.finished:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simserve.kv.block_pool import BlockPool
 from simserve.kv.free_queue import Blocks, FreeQueue

@@ -109,6 +109,9 @@ def _finish_cdf(axes: Axes) -> None:
     if smallest > 0 and largest > 20 * smallest:
         log_ticks(axes, sparse=largest > 500 * smallest)
     axes.axhline(0.99, color="#888888", linewidth=0.8, linestyle=":")
+    if len(axes.get_legend_handles_labels()[0]) <= 2:
+        legend_above(axes)
+        return
     middle = axes.transScale + axes.transLimits
     is_left = middle.transform((float(np.median(points)), 0.5))[0] < 0.5
     axes.legend(loc="lower right" if is_left else "upper left", bbox_to_anchor=(0, 0, 1, 0.98))

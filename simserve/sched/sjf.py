@@ -25,8 +25,8 @@ class SjfScheduler(RecomputingScheduler):
 
     The best in the queue is never passed over: if it does not fit, nobody is admitted. Prompts are
     cut to the budget and by `long_prefill_token_threshold`, with `enable_chunked_prefill: false`
-    never. Decodes preempt whoever was admitted last. Prompts wait for blocks; if nobody at all finds
-    any, the prompt with the most left gives way.
+    never. Decodes preempt whoever was admitted last. Prompts wait for blocks; if nobody at all
+    finds any, the prompt with the most left gives way.
 
     Options:
         ageing_tokens_per_step: tokens, 1 by default.

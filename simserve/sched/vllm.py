@@ -11,6 +11,7 @@ from operator import sub
 
 from simserve.protocols import Grown, KVCacheManager, PrefixHit
 from simserve.sched.base import BaseScheduler
+from simserve.sched.options import read_int_options
 from simserve.sched.params import SchedulerParams
 from simserve.types import Kind, Request, StepPlan
 
@@ -22,6 +23,7 @@ class VllmScheduler(BaseScheduler):
 
     def __init__(self, params: SchedulerParams, kv: KVCacheManager) -> None:
         super().__init__(params, kv)
+        read_int_options("vllm", params, {})
         self._previous: StepPlan | None = None
         self._position_limit = params.max_model_len - 1
         # Without chunking no prompt is cut, yet the engine lets the threshold cut it.
@@ -87,8 +89,9 @@ class VllmScheduler(BaseScheduler):
         if self.plans_ahead or self.speculates or len(running) > self.params.max_num_batched_tokens:
             return 0
         starts = [request.num_computed_tokens for request in running]
-        wanted = [request.num_tokens for request in running]
-        wanted = list(map(sub, wanted, starts))
+        if max(starts, default=0) >= self._position_limit:
+            return 0
+        wanted = list(map(sub, [request.num_tokens for request in running], starts))
         count = len(wanted)
         if wanted.count(1) < count:
             count = next(i for i, num_tokens in enumerate(wanted) if num_tokens != 1)

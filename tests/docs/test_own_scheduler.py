@@ -56,9 +56,10 @@ def test_steps() -> None:
     assert run.steps == [
         (["a"], [20]),  # 11 blocks are left, 8 after b: too few
         (["a"], [1]),  # 10 are left
-        (["a"], [1]),
-        (["b"], [12]),  # 13 are left, c leaves 11: but b is cut by nothing, c comes along
-    ][:3] + run.steps[3:]
+        (["a"], [1]),  # a has its 3 tokens
+        (["b", "c"], [12, 8]),  # nothing runs: b is let in; c leaves 11 free
+        (["b"], [1]),
+    ]
     assert run.status == "completed"
 
 

@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 
 from simserve.cli.main import app
 from simserve.config.loader import load_config
+from simserve.config.scheduler import Scheduler
+from simserve.metrics.rundir import read_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -131,6 +133,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     dead = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert not dead
+
+
+def test_every_column_is_described(quickstart: Path) -> None:
+    page = (ROOT / "docs" / "run-directory.md").read_text()
+    run = read_run(quickstart)
+    for column in (*run.requests_table.column_names, *run.steps_table.column_names):
+        name = "parts.*" if column.startswith("parts.") else column
+        assert f"`{name}`" in page, column
+
+
+def test_every_key_of_the_scheduler_is_described() -> None:
+    page = (ROOT / "docs" / "scheduler.md").read_text()
+    for key in Scheduler.model_fields:
+        assert f"`{key}" in page, key
 
 
 def test_a_snippet_that_does_not_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

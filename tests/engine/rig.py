@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import simpy
@@ -21,7 +22,7 @@ from simserve.protocols import StepRecord
 from simserve.sched.params import SchedulerParams
 from simserve.sched.vllm import VllmScheduler
 from simserve.sched.vllm_async import VllmAsyncScheduler
-from simserve.types import Request, StepOutput, StepPlan, TraceRequest
+from simserve.types import Lookups, Request, StepOutput, StepPlan, TraceRequest
 from simserve.workload.source import OpenLoop
 
 __all__ = ["Log", "Step", "World", "build", "cached_keys", "request", "run"]
@@ -53,6 +54,9 @@ class Step:
     num_running: int
     num_waiting: int
     num_free_blocks: int
+    num_evicted_blocks: int
+    lookups: Lookups
+    admission_stop: str
     plan: StepPlan = field(compare=False, repr=False)
 
     @property
@@ -100,13 +104,17 @@ class Log:
                     record.num_running,
                     record.num_waiting,
                     int(record.num_free_blocks[k]),
+                    int(record.num_evicted_blocks[k]),
+                    plan.lookups,
+                    plan.admission_stop,
                     plan,
                 )
             )
             for request_id, tokens in zip(plan.request_ids, emitted, strict=True):
                 self.token_s.setdefault(request_id, []).extend([end_s] * tokens)
             start_s = end_s
-        assert len(record.num_free_blocks) == len(record.result.ends_s) == count
+        assert len(record.num_free_blocks) == len(record.num_evicted_blocks) == count
+        assert len(record.result.ends_s) == count
         for ended in record.output.finished:
             self.finished[ended.request_id] = ended
 
@@ -130,8 +138,7 @@ class Log:
 
     def itl_s(self, request_id: str) -> list[float]:
         """Gaps between the tokens of a request."""
-        times = self.token_s[request_id]
-        return [b - a for a, b in zip(times[:-1], times[1:], strict=True)]
+        return [b - a for a, b in pairwise(self.token_s[request_id])]
 
 
 @dataclass

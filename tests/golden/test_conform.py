@@ -1,4 +1,4 @@
-"""Every case recorded from vLLM v0.11.0 is met in every recorded field, and any change is noticed."""
+"""Every case recorded from vLLM v0.11.0 is met in every field, and any change is noticed."""
 
 from __future__ import annotations
 

@@ -71,8 +71,6 @@ def columns_of(log: Both) -> dict[str, Any]:
         found |= {f"{name}.{f.name}": getattr(table, f.name) for f in fields(table)}
     found |= {f"parts.{name}": column for name, column in data.steps.parts.items()}
     del found["steps.parts"]
-    # A run of steps shows its evictions at its last step.
-    found["steps.evicted_cached_blocks"] = data.steps.evicted_cached_blocks.sum()
     offsets, gaps = data.times.itl_lists()
     times = data.times
     return found | {

@@ -243,7 +243,9 @@ class NaiveManager:
     def num_common_prefix_blocks(self, request: Request, num_running: int) -> tuple[int, ...]:
         common = []
         for table, window in zip(self.tables[request.request_id], self.windows, strict=True):
-            shared = [window is None and self.caching and self.uses[b] == num_running for b in table]
+            shared = [
+                window is None and self.caching and self.uses[b] == num_running for b in table
+            ]
             common.append([*shared, False].index(False))
         return tuple(common)
 

@@ -1,4 +1,4 @@
-"""The block pool against a plain model: a list for the free queue, a dict of lists for the cache."""
+"""The block pool against a list for the free queue and a dict of lists for the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block identities: equal where vLLM v0.11.0's chained hashes are, and gone when nobody needs them."""
+"""Block identities: equal where vLLM v0.11.0's chained hashes are; gone when not needed."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def test_blocks_are_equal_where_the_recorded_hashes_are(case: dict[str, Any]) ->
 
 @settings(max_examples=150, deadline=None)
 @given(requests=st.lists(trace_requests(), min_size=1, max_size=8), size=st.integers(1, 32))
-def test_blocks_are_equal_where_whole_prefixes_are(
-    requests: list[TraceRequest], size: int
-) -> None:
+def test_blocks_are_equal_where_whole_prefixes_are(requests: list[TraceRequest], size: int) -> None:
     """However a prefix is cut into parts; prompt and output count alike."""
     trie = IdentityTrie(size, num_groups=1)
     by_key: dict[Any, tuple[int, int]] = {}

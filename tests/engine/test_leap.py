@@ -1,0 +1,92 @@
+"""Runs of equal steps taken at once give what single steps give, whatever arrives meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simserve.engine.inbox import Abort, Reset
+from simserve.executor.drafts import MadeUpDrafter
+from simserve.types import TraceRequest
+from tests.engine.rig import World, request, run
+from tests.engine.workloads import MAX_MODEL_LEN, limits, requests
+
+TIMES = st.floats(0, 20, allow_nan=False)
+
+
+def check_same(leaping: World, stepping: World) -> None:
+    assert leaping.log.steps == stepping.log.steps
+    assert leaping.log.token_s == stepping.log.token_s
+    assert leaping.log.aborted_s == stepping.log.aborted_s
+    assert leaping.state == stepping.state
+    assert (leaping.engine.status, leaping.engine.now) == (
+        stepping.engine.status,
+        stepping.engine.now,
+    )
+
+
+@settings(max_examples=200)
+@given(
+    requests(),
+    limits(),
+    st.lists(st.tuples(TIMES, st.integers(0, 11)), max_size=3),
+    st.lists(TIMES, max_size=2),
+)
+def test_leaps_change_nothing(
+    workload: list[TraceRequest],
+    options: dict[str, Any],
+    aborts: list[tuple[float, int]],
+    resets: list[float],
+) -> None:
+    options["aborts"] = [Abort(time_s, str(i)) for time_s, i in aborts]
+    options["resets"] = [Reset(time_s) for time_s in resets]
+    check_same(run(workload, leap=True, **options), run(workload, leap=False, **options))
+
+
+@settings(max_examples=40)
+@given(requests(), limits(), st.integers(1, 4), st.sampled_from(["ngram", "eagle"]))
+def test_leaps_change_nothing_with_drafts(
+    workload: list[TraceRequest], options: dict[str, Any], k: int, method: str
+) -> None:
+    def drafter() -> MadeUpDrafter:
+        return MadeUpDrafter(
+            method=method,
+            num_speculative_tokens=k,
+            accepted=lambda i, so_far: (int(i) + so_far) % (k + 1),
+            # Often none at all, so that a step may look like plain decoding.
+            draft_len=lambda i, so_far: k if (int(i) + so_far) % 5 == 0 else 0,
+            max_model_len=MAX_MODEL_LEN,
+        )
+
+    options["num_lookahead_tokens"] = k if method == "eagle" else 0
+    options["drop_last_hit"] = method == "eagle"
+    # Drafts need slots beyond the last token: give them room.
+    options["num_gpu_blocks"] += 2 * k + 2
+    check_same(
+        run(workload, leap=True, drafter=drafter(), **options),
+        run(workload, leap=False, drafter=drafter(), **options),
+    )
+
+
+def test_duplicates_of_one_block_keep_their_order_of_insertion() -> None:
+    # The second, further along the same tokens, commits each block before the first does.
+    def walk(leap: bool) -> World:
+        def literal(start: int, stop: int) -> Any:
+            return ((tuple(range(start, stop)), stop - start),)
+
+        first = request("behind", 0.0, literal(0, 4), 60, output=literal(4, 64))
+        second = request("ahead", 0.0, literal(0, 24), 40, output=literal(24, 64))
+        return run([first, second], leap=leap, block_size=4, num_gpu_blocks=60)
+
+    check_same(walk(leap=True), walk(leap=False))
+
+
+@pytest.mark.parametrize("arrival_s", [4.0, 4.5, 5.0])
+def test_an_arrival_in_or_at_the_end_of_a_step_of_a_run_joins_the_next(arrival_s: float) -> None:
+    world = run([request("a", 0.0, 4, 20), request("b", arrival_s, 4, 2)], leap=True)
+    # One second a step: the step that begins at 4.0 (arrivals at its start still join) or at 5.0.
+    joined = next(step for step in world.log.steps if "b" in step.ids)
+    assert joined.start_s == (4.0 if arrival_s == 4.0 else 5.0)
