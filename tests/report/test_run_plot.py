@@ -13,7 +13,7 @@ from simserve.metrics.options import MetricOptions, RunInfo
 from simserve.metrics.recorder import RunRecorder
 from simserve.metrics.result import RunResult
 from simserve.metrics.rundir import read_run
-from simserve.protocols import BlockStats, StepRecord
+from simserve.protocols import StepRecord
 from simserve.report import run_plot
 from simserve.report.run_plot import draw_run
 from simserve.types import Kind, Request, StepOutput, StepPlan, StepResult, StepRun, TraceRequest
@@ -74,7 +74,7 @@ def toy_run(num_requests: int, rate: float = 20.0, num_blocks: int = 400) -> Run
                 len(ones),
                 len(waiting),
                 np.array([num_blocks - used]),
-                BlockStats(0, 0),
+                np.array([0]),
             )
         )
         now, step = float(end[0]), step + 1

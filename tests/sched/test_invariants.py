@@ -161,7 +161,6 @@ def test_books_are_kept_with_several_groups(
     async_scheduling: bool,
 ) -> None:
     options["num_gpu_blocks"] = options["num_gpu_blocks"] * len(groups) + len(groups)
-    # Without chunking a former ghost's window may reach beyond its empty table; engines end there.
     check(workload, groups=groups, async_scheduling=async_scheduling, **options)
 
 
