@@ -120,8 +120,11 @@ class KVCacheManager(Protocol):
         """
         ...
 
-    def can_hold(self, num_tokens: int) -> bool:
-        """Whether an otherwise empty pool could hold a request of so many computed tokens."""
+    def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
+        """Whether an otherwise empty pool could hold a request that computes so many tokens.
+
+        `num_chunk_tokens` is the most it computes in one step.
+        """
         ...
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:

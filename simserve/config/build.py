@@ -13,7 +13,7 @@ from simserve.config.scheduler import Scheduler as SchedulerConfig
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Inbox
 from simserve.engine.loop import EngineParts
-from simserve.errors import CapacityError, ConfigError
+from simserve.errors import ConfigError
 from simserve.executor.drafts import MadeUpDrafter, accepted_with_probability
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.kv.capacity import fit_kv_cache
@@ -71,7 +71,7 @@ def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
     """
     config = loaded.config
     scheduler_config = config.scheduler
-    max_model_len = scheduler_config.max_model_len
+    max_model_len, speculative = scheduler_config.max_model_len, scheduler_config.speculative
     assert max_model_len is not None
     kv = _kv_manager(loaded)
     cost_model = _cost_model(loaded)
@@ -88,7 +88,13 @@ def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
         kv=kv,
         executor=SimulatedExecutor(cost_model, _drafter(scheduler_config, seed)),
         recorder=recorder,
-        admission=Admission(max_model_len, kv, scheduler_config.on_impossible == "as_engine"),
+        admission=Admission(
+            max_model_len,
+            kv,
+            scheduler_config.on_impossible == "as_engine",
+            max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+            num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
+        ),
         max_model_len=max_model_len,
         leap=leap,
     )
@@ -133,8 +139,6 @@ def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:
         arguments["drop_last_hit"] = _num_lookahead_tokens(scheduler) > 0
         arguments["free_queue"] = resolve("evictions", config.eviction)
     kv: KVCacheManager = cls(**arguments)
-    if scheduler.on_impossible == "reject" and not kv.can_hold(1):
-        raise CapacityError("kv_cache.num_gpu_blocks: the pool cannot hold a single token")
     return kv
 
 

@@ -12,14 +12,28 @@ class Admission:
     """Front-end checks.
 
     Args:
+        max_model_len: most tokens of a request.
+        kv: the pool that a request must fit into.
+        max_num_batched_tokens: most tokens that a request computes in one step.
+        num_speculative_tokens: draft tokens that need slots beside a request's own.
         as_engine: only what vLLM's front end refuses (empty prompts, prompts beyond max_model_len);
             the rest is let in, is cut at max_model_len, or never fits and blocks the queue.
     """
 
-    def __init__(self, max_model_len: int, kv: KVCacheManager, as_engine: bool) -> None:
+    def __init__(
+        self,
+        max_model_len: int,
+        kv: KVCacheManager,
+        as_engine: bool,
+        *,
+        max_num_batched_tokens: int | None = None,
+        num_speculative_tokens: int = 0,
+    ) -> None:
         self._max_model_len = max_model_len
         self._kv = kv
         self._as_engine = as_engine
+        self._max_num_batched_tokens = max_num_batched_tokens or max_model_len
+        self._num_speculative_tokens = num_speculative_tokens
 
     def reason_to_reject(self, request: TraceRequest) -> str | None:
         """Why a request can never run, or None."""
@@ -37,10 +51,12 @@ class Admission:
         if total > limit:
             return f"prompt and output ({total} tokens) are longer than max_model_len ({limit})"
         # The last token is never fed back: it needs no slot.
-        if not self._kv.can_hold(total - 1):
+        slots = min(total - 1 + self._num_speculative_tokens, limit)
+        chunk = min(prompt_len, self._max_num_batched_tokens)
+        if not self._kv.can_hold(slots, chunk):
             usable = self._kv.num_gpu_blocks - 1
             return (
-                f"its {total - 1} computed tokens do not fit into the KV cache "
+                f"its {slots} slots do not fit into the KV cache "
                 f"({usable} usable blocks of {self._kv.block_size} tokens)"
             )
         return None

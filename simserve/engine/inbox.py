@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
+from simserve.errors import SimserveError
 from simserve.protocols import Workload
 from simserve.types import TraceRequest
 
@@ -44,8 +46,14 @@ class Inbox:
         self._resets = deque(sorted(resets, key=lambda reset: reset.time_s))
 
     def next_time(self) -> float | None:
-        """When the earliest message is due (s), or None if none is known now."""
+        """When the earliest message is due (s), or None if none is known now.
+
+        Raises:
+            SimserveError: the workload names a time that never comes (NaN or infinity).
+        """
         due = self._workload.next_arrival()
+        if due is not None and not due < inf:
+            raise SimserveError(f"the workload announces its next request at {due} s")
         for queue in (self._aborts, self._resets):
             if queue and (due is None or queue[0].time_s < due):
                 due = queue[0].time_s

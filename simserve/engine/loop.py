@@ -34,7 +34,8 @@ __all__ = ["Engine", "EngineParts", "Observer"]
 Process = Generator[simpy.Event, Any, None]
 
 LIVELOCK_PREEMPTIONS = 1000
-"""So many preemptions without one token or arrival in between: the engine runs in a circle."""
+"""So many preemptions without a token or an arrival: the engine runs in a circle. Not looked at if
+`max_steps` ends the run anyway."""
 
 
 class Observer(Protocol):
@@ -196,7 +197,7 @@ class Engine:
         if not plan.request_ids:
             result = nothing_run(start_s)
         else:
-            count = self._steady.steady_steps(plan) if self._steady is not None else 1
+            count = self._num_equal_steps(plan)
             result = self._parts.executor.submit(StepRun(plan, count), start_s)
             passed = yield from self._sleep_over(result.ends_s)
             if self._steady is not None and passed > 1:
@@ -224,6 +225,13 @@ class Engine:
         self._close_step(plan, output)
         if not plan.request_ids and not plan.preempted_ids and not self.status:
             yield from self._wait_for_message("deadlock")
+
+    def _num_equal_steps(self, plan: StepPlan) -> int:
+        """For how many steps, `plan` included, nothing changes but an arrival could change it."""
+        if self._steady is None:
+            return 1
+        count, limit = self._steady.steady_steps(plan), self._parts.max_steps
+        return count if limit is None else min(count, limit - self.num_steps)
 
     def _schedule(self) -> StepPlan:
         plan = self._scheduler.schedule()
@@ -271,7 +279,7 @@ class Engine:
             return
         if limit is not None and self.num_steps >= limit:
             self.status = "max_steps"
-        elif self._idle_preemptions > LIVELOCK_PREEMPTIONS:
+        elif limit is None and self._idle_preemptions > LIVELOCK_PREEMPTIONS:
             self.status = "livelock"
 
     def _until(self, time_s: float) -> simpy.Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
-from simserve.types import StepPlan, TraceRequest
+from simserve.types import Kind, StepPlan, TraceRequest
 
 __all__ = ["MadeUpDrafter", "accepted_with_probability"]
 
@@ -38,6 +38,8 @@ class MadeUpDrafter:
         self._draft_len = draft_len
         self._max_model_len = max_model_len
         self._num_output_tokens: dict[str, int] = {}
+        self._starts: dict[str, int] = {}
+        """Where each request stood in its last step, as a model runner knows it."""
 
     def add_request(self, request: TraceRequest) -> None:
         """A request was taken in."""
@@ -47,6 +49,7 @@ class MadeUpDrafter:
         """Tokens each request of the plan yields: accepted drafts and one more."""
         for request_id in plan.finished_ids:
             self._num_output_tokens.pop(request_id, None)
+            self._starts.pop(request_id, None)
         emitted = []
         for request_id, samples in zip(plan.request_ids, plan.samples, strict=True):
             count = 0
@@ -60,7 +63,14 @@ class MadeUpDrafter:
 
     def draft(self, plan: StepPlan, emitted: Sequence[int]) -> Mapping[str, Sequence[int]] | None:
         """New drafts per request, or None if the drafter is not run after this step."""
-        ends = map(sum, zip(plan.starts, plan.num_tokens, strict=True))
+        known = self._starts
+        for request_id, start in zip(plan.request_ids, plan.starts, strict=True):
+            if plan.kinds.get(request_id) is not Kind.GHOST:  # the runner is not told of ghosts
+                known[request_id] = start
+        ends = [
+            known.get(request_id, 0) + num_tokens
+            for request_id, num_tokens in zip(plan.request_ids, plan.num_tokens, strict=True)
+        ]
         if max(ends) + self._k > self._max_model_len:
             return None
         drafts: dict[str, Sequence[int]] = {}

@@ -51,11 +51,15 @@ class SimulatedExecutor:
         """
         plan = run.plan
         durations, parts = self._cost_model.price(run)
-        clock = np.empty(run.count + 1)
-        clock[0] = start_s
-        clock[1:] = durations
-        np.add.accumulate(clock, out=clock)
-        if not (clock[1:] > clock[:-1]).all():
+        if run.count == 1:
+            end_s = start_s + durations.item(0)
+            ends_s = np.array([end_s])
+            advances = end_s > start_s
+        else:
+            clock = np.concatenate(((start_s,), durations))
+            ends_s = np.add.accumulate(clock, out=clock)[1:]
+            advances = bool((clock[1:] > clock[:-1]).all())
+        if not advances:
             raise SimserveError(
                 f"the cost model prices step {plan.step} ({plan.total_num_tokens} tokens) at "
                 f"{float(np.min(durations))!r} s: every step with tokens must take time"
@@ -65,4 +69,4 @@ class SimulatedExecutor:
         if self._drafter is not None:
             emitted = self._drafter.emit(plan)
             drafts = self._drafter.draft(plan, emitted)
-        return StepResult(clock[1:], parts, emitted, draft_tokens=drafts)
+        return StepResult(ends_s, parts, emitted, draft_tokens=drafts)

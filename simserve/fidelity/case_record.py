@@ -36,9 +36,14 @@ class CaseRecord:
     """Recorder and observer in one: builds `steps`, `requests` and `summary` of a case."""
 
     def __init__(
-        self, config: dict[str, Any], scheduler: BaseScheduler, kv: PagedKVCacheManager
+        self,
+        config: dict[str, Any],
+        requests: Sequence[TraceRequest],
+        scheduler: BaseScheduler,
+        kv: PagedKVCacheManager,
     ) -> None:
         self._config = config
+        self._requests = requests
         self._scheduler = scheduler
         self._kv = kv
         self._steps: list[dict[str, Any]] = []
@@ -90,7 +95,7 @@ class CaseRecord:
             "q": [len(self._scheduler.running), len(waiting)],
         }
         optional = {
-            "k": [[int(i), kinds[kind]] for i, kind in plan.kinds.items()],
+            "k": [[int(i), kinds[plan.kinds[i]]] for i in plan.request_ids if i in plan.kinds],
             "b": [[int(i), _runs_by_group(groups)] for i, groups in blocks]
             if self._config.get("record_blocks", True)
             else [],
@@ -147,6 +152,8 @@ class CaseRecord:
         """Steps, requests (by id) and summary."""
         for request in self._scheduler.requests.values():
             self._lives[request.request_id].request = request
+        for trace in self._requests:  # those that had not arrived when the run was cut
+            self._lives.setdefault(trace.request_id, _Life(trace.arrival_s))
         lives = sorted(self._lives.items(), key=lambda item: int(item[0]))
         unfinished = [int(i) for i, life in lives if life.finished_s is None]
         summary: dict[str, Any] = {

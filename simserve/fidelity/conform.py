@@ -72,7 +72,7 @@ def simulate_case(case: Case) -> Case:
     scheduler_class = VllmAsyncScheduler if config["async_scheduling"] else VllmScheduler
     scheduler = scheduler_class(_params(config), kv)
     requests = case_requests(case)
-    record = CaseRecord(config, scheduler, kv)
+    record = CaseRecord(config, requests, scheduler, kv)
     source = OpenLoop(requests, len(requests))
     parts = EngineParts(
         workload=source,

@@ -47,10 +47,11 @@ class BlockPool:
     def allocate_telling(self, count: int) -> tuple[Blocks, NDArray[np.bool_]]:
         """As `allocate`, and in which of the blocks something was cached."""
         blocks = self.free_queue.popleft_n(count)
-        was_cached = self._owner[blocks] > 0
-        self.evicted_cached_blocks += self._drop_keys(blocks)
+        owners = self._owner[blocks]
+        if np.count_nonzero(owners):
+            self.evicted_cached_blocks += self._drop_keys(owners, blocks)
         self.ref_counts[blocks] = 1
-        return blocks, was_cached
+        return blocks, owners > 0
 
     def allocate_one(self) -> int:
         """Hand out the block at the head of the queue."""
@@ -91,7 +92,9 @@ class BlockPool:
 
     def commit_one(self, stretch: Stretch, index: int, group: int, block: int) -> None:
         """Put one block under the identity (stretch, index)."""
-        cached = stretch.room_for(group, index + 1)
+        cached = stretch.cached[group]
+        if index >= len(cached):
+            cached = stretch.room_for(group, index + 1)
         if cached.item(index):
             self._commit_beside(stretch, index, group, [block])
         else:
@@ -103,7 +106,9 @@ class BlockPool:
 
     def drop_all_keys(self) -> None:
         """Forget everything that is cached."""
-        self._drop_keys(np.flatnonzero(self._owner).astype(np.int32))
+        blocks = np.flatnonzero(self._owner).astype(np.int32)
+        if len(blocks):
+            self._drop_keys(self._owner[blocks], blocks)
 
     def _commit_beside(
         self, stretch: Stretch, start: int, group: int, blocks: Sequence[int]
@@ -132,11 +137,8 @@ class BlockPool:
         self._owner[block] = 0
         self._trie.unref(stretch, 1)
 
-    def _drop_keys(self, blocks: Blocks) -> int:
+    def _drop_keys(self, owners: NDArray[np.int64], blocks: Blocks) -> int:
         """Take the keys off `blocks`; how many had one."""
-        owners = self._owner[blocks]
-        if not np.count_nonzero(owners):
-            return 0
         dropped = 0
         for owner, members in _same_owner(owners, blocks):
             slot, group = divmod(owner, self._num_groups)

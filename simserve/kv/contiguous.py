@@ -90,7 +90,7 @@ class ContiguousKVCacheManager:
         held = self._held.get(request.request_id)
         return (range(0) if held is None else self._blocks(held[0]),)
 
-    def can_hold(self, num_tokens: int) -> bool:
+    def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
         """Whether a region is long enough."""
         return num_tokens <= self._max_model_len
 
@@ -143,8 +143,10 @@ class ContiguousKVCacheManager:
 
     # -- runs of decode steps --------------------------------------------------------------------
 
-    def steps_that_fit(self, requests: Sequence[Request], limit: int) -> int:
-        """All of them: every request has its region."""
+    def steps_that_fit(
+        self, requests: Sequence[Request], limit: int, head: Request | None = None
+    ) -> int:
+        """All of them: every request has its region, and decodes free none for `head`."""
         return limit
 
     def grow(self, requests: Sequence[Request], count: int) -> Grown:

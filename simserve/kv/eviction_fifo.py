@@ -60,6 +60,10 @@ class FifoFreeQueue:
         self._len -= count
         return taken
 
+    def num_before(self, blocks: Blocks) -> int:
+        """How many blocks stand before the first of `blocks`, which are all in the queue."""
+        return int(np.count_nonzero(self._is_free & (self._age < self._age[blocks].min())))
+
     def append_n(self, blocks: Blocks) -> None:
         """Put blocks back, each to its place."""
         self._is_free[blocks] = True

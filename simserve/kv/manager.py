@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from simserve.errors import SimserveError
 from simserve.kv.block_pool import BlockPool
 from simserve.kv.free_queue import Blocks, FreeQueue
 from simserve.kv.groups import FullAttention, Group, SlidingWindow, find_hit
@@ -66,6 +67,8 @@ class PagedKVCacheManager:
         self._held: dict[str, _Held] = {}
         self._windows = [(g, w) for g, w in enumerate(self.groups) if isinstance(w, SlidingWindow)]
         self._single = len(self.groups) == 1 and not self._windows
+        nothing = np.zeros(0, dtype=np.int32)
+        self._no_hit = PrefixHit((nothing,) * len(self.groups), 0)
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -83,11 +86,16 @@ class PagedKVCacheManager:
         """The block table of a request, per KV group."""
         return tuple(self._held_by(request).tables)
 
-    def can_hold(self, num_tokens: int) -> bool:
-        """Whether an otherwise empty pool could hold a request of so many computed tokens."""
-        blocks = -(-num_tokens // self.block_size)
+    def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
+        """Whether an otherwise empty pool could hold a request that computes so many tokens.
+
+        `num_chunk_tokens` is the most it computes in one step: beside its window, a sliding-window
+        group holds all of those.
+        """
+        size = self.block_size
+        blocks = -(-num_tokens // size)
         needed = sum(
-            min(blocks, -(-group.window // self.block_size) + 1)
+            min(blocks, -(-(group.window - 1 + num_chunk_tokens) // size) + 1)
             if isinstance(group, SlidingWindow)
             else blocks
             for group in self.groups
@@ -117,8 +125,11 @@ class PagedKVCacheManager:
         """
         if not self.enable_prefix_caching or request.trace.prompt_logprobs:
             return None
+        chain = self._chain(request)
+        if not (chain.spans and len(chain.spans[0].stretch.cached[0])):
+            return self._no_hit
         hit = find_hit(
-            self._chain(request),
+            chain,
             self.groups,
             request.num_tokens - 1,
             self.block_size,
@@ -228,14 +239,10 @@ class PagedKVCacheManager:
         """
         size = self.block_size
         wants: list[tuple[int, int, list[int]]] = []
-        touched: list[Request] = []
-        for position, request in enumerate(requests):
-            computed = request.num_computed_tokens
-            if computed + count <= request.slots_until:
-                continue
-            touched.append(request)
+        touched = [r for r in requests if r.num_computed_tokens + count > r.slots_until]
+        for position, request in enumerate(touched):
             table = self._held[request.request_id].tables[0]
-            first = len(table) * size - computed
+            first = len(table) * size - request.num_computed_tokens
             if first < count:
                 wants.extend((step, position, table) for step in range(first, count, size))
         wants.sort(key=_by_step_and_position)
@@ -243,16 +250,27 @@ class PagedKVCacheManager:
         for (_, _, table), block in zip(wants, blocks.tolist(), strict=True):
             table.append(block)
         steps = np.array([step for step, _, _ in wants], dtype=np.int64)
+        if self.enable_prefix_caching:
+            self._commit_in_order(touched, count)
         for request in touched:
-            held = self._held[request.request_id]
-            full_blocks = (request.num_computed_tokens + count) // size
-            if self.enable_prefix_caching and full_blocks > held.committed[0]:
-                self._commit(request, held, full_blocks)
-            self._note_slots(request, held)
+            self._note_slots(request, self._held[request.request_id])
         return Grown(
             np.bincount(steps, minlength=count),
             np.bincount(steps[was_cached], minlength=count),
         )
+
+    def _commit_in_order(self, requests: Sequence[Request], count: int) -> None:
+        """Commit what `count` further steps complete, block by block as single steps would."""
+        size = self.block_size
+        completed: list[tuple[int, int, Request, _Held]] = []
+        for position, request in enumerate(requests):
+            held = self._held[request.request_id]
+            computed = request.num_computed_tokens
+            first = (held.committed[0] + 1) * size - computed
+            completed.extend((step, position, request, held) for step in range(first, count + 1, size))
+        completed.sort(key=_by_step_and_position)
+        for _, _, request, held in completed:
+            self._commit(request, held, held.committed[0] + 1)
 
     def _blocks_until_hit_changes(self, head: Request) -> int:
         """So many blocks can be handed out to decodes before a blocked request's hit may change.
@@ -338,6 +356,11 @@ class PagedKVCacheManager:
             if full_blocks <= start:
                 continue
             held.committed[g] = full_blocks
+            if table[start] == 0:
+                raise SimserveError(
+                    f"request {request.request_id}: block {start} fell out of the sliding window "
+                    "before it was complete; the window is shorter than the accepted drafts"
+                )
             if full_blocks == start + 1:
                 stretch, index = chain.at(start)
                 self.pool.commit_one(stretch, index, g, table[start])
@@ -360,5 +383,5 @@ class PagedKVCacheManager:
             self.pool.free(np.array(dropped, dtype=np.int32))
 
 
-def _by_step_and_position(want: tuple[int, int, list[int]]) -> tuple[int, int]:
-    return want[:2]
+def _by_step_and_position(event: tuple[Any, ...]) -> tuple[Any, ...]:
+    return event[:2]

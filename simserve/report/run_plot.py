@@ -71,7 +71,7 @@ def _draw_distributions(result: RunResult, ttft: Axes, itl: Axes) -> None:
         _draw_cdf(ttft, Sample.of(waits[mask & ~np.isnan(waits)]), name, look)
         _draw_cdf(itl, times.itl(mask).scaled(1000.0), name, look)
     dress(ttft, "Time to first token (TTFT)", "ms", "share of requests")
-    dress(itl, "Inter-token latency (ITL), every gap", "ms", "share of gaps")
+    dress(itl, "Inter-token latency (ITL)", "ms", "share of gaps")
     for axes in (ttft, itl):
         _finish_cdf(axes)
 

@@ -125,7 +125,8 @@ class BaseScheduler:
         `num_tokens` are computed after the `hit` (or after what the request has computed already).
         """
         lookahead = self.params.num_lookahead_tokens if request.num_computed_tokens else 0
-        if self.kv.allocate_slots(request, num_tokens, hit, lookahead) is None:
+        found = hit if hit is not None and hit.num_tokens else None
+        if self.kv.allocate_slots(request, num_tokens, found, lookahead) is None:
             return False
         self.count_lookup(plan, request, hit)
         self.waiting.pop()
@@ -185,13 +186,16 @@ class BaseScheduler:
         finished: list[Request] = []
         requests = self.requests
         drafted = plan.draft_tokens
-        for i, request_id in enumerate(plan.request_ids):
-            request = requests.get(request_id)
+        plain = not drafted and not self.plans_ahead
+        for i, request in enumerate(map(requests.get, plan.request_ids)):
             if request is None:
                 emitted[i] = 0
                 continue
             num_tokens = emitted[i]
-            if drafted and (drafts := drafted.get(request_id)):
+            if plain and num_tokens == 1 and request.num_tokens + 1 < request.stop_len:
+                request.num_tokens += 1
+                continue
+            if drafted and (drafts := drafted.get(request.request_id)):
                 # Rejected drafts were counted as computed; without any token, not even one is kept.
                 request.num_computed_tokens -= len(drafts) - (num_tokens - 1)
             if num_tokens:

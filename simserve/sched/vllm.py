@@ -85,8 +85,10 @@ class VllmScheduler(BaseScheduler):
 
         Decides for them what the walk would; how many they are, 0 if it is not that case.
         """
-        running = self.running
-        if self.plans_ahead or self.speculates or len(running) > self.params.max_num_batched_tokens:
+        running, params = self.running, self.params
+        if self.plans_ahead or self.speculates or params.num_lookahead_tokens:
+            return 0
+        if len(running) > params.max_num_batched_tokens:
             return 0
         starts = [request.num_computed_tokens for request in running]
         if max(starts, default=0) >= self._position_limit:

@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from simserve.kv.block_pool import BlockPool
 from simserve.kv.free_queue import FreeQueue
 from simserve.kv.identity import Chain, IdentityTrie
+from simserve.segments import Segments
 from simserve.types import TraceRequest
-from tests.kv.naive import Key, block_keys, trace_requests
+from tests.kv.naive import BASES, Key, block_keys, trace_requests
 
 NUM_GROUPS = 2
 
@@ -34,8 +35,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     pool: BlockPool
 
-    @initialize(num_gpu_blocks=st.integers(2, 40), block_size=st.integers(1, 9))
-    def start(self, num_gpu_blocks: int, block_size: int) -> None:
+    @initialize(
+        num_gpu_blocks=st.integers(2, 60),
+        block_size=st.integers(1, 9),
+        base=st.sampled_from(BASES),
+        data=st.data(),
+    )
+    def start(
+        self, num_gpu_blocks: int, block_size: int, base: Segments, data: st.DataObject
+    ) -> None:
+        self.base = base
         self.block_size = block_size
         self.trie = IdentityTrie(block_size, NUM_GROUPS)
         self.pool = BlockPool(num_gpu_blocks, self.trie, FreeQueue(num_gpu_blocks), NUM_GROUPS)
@@ -46,9 +55,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.cached: dict[tuple[Key, int], list[int]] = {}
         self.key_of: dict[int, tuple[Key, int]] = {}
         self.evicted = 0
+        for _ in range(3):
+            self.add(data.draw(trace_requests(base=base)))
 
-    @rule(trace=trace_requests())
-    def arrive(self, trace: TraceRequest) -> None:
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        self.add(data.draw(trace_requests(base=self.base)))
+
+    def add(self, trace: TraceRequest) -> None:
         keys = block_keys(trace, self.block_size)
         self.sequences.append(Sequence(self.trie.chain(trace), keys))
 
@@ -67,7 +81,7 @@ class PoolMachine(RuleBasedStateMachine):
         oldest = [self.cached.get((key, group), [0])[0] for key in sequence.keys]
         assert found == oldest
         hit = found.index(0) if 0 in found else len(found)
-        hit = data.draw(st.integers(0, hit))
+        hit = data.draw(st.just(hit) | st.integers(0, hit))
         self.pool.touch(np.array(found[:hit], dtype=np.int32))
         for block in found[:hit]:
             if not self.uses[block]:
@@ -77,10 +91,15 @@ class PoolMachine(RuleBasedStateMachine):
         sequence.committed[group] = hit
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), group=st.integers(0, NUM_GROUPS - 1), one=st.booleans())
-    def allocate(self, data: st.DataObject, group: int, one: bool) -> None:
+    @rule(
+        data=st.data(),
+        group=st.integers(0, NUM_GROUPS - 1),
+        one=st.booleans(),
+        commit=st.sampled_from([True, True, False]),
+    )
+    def allocate(self, data: st.DataObject, group: int, one: bool, commit: bool) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
-        count = data.draw(st.integers(0, min(len(self.queue), 8)))
+        count = data.draw(st.integers(0, min(len(self.queue), 12)))
         if one and count:
             blocks, count = [self.pool.allocate_one()], 1
         else:
@@ -92,13 +111,18 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.uses[block] == 0
             self.uses[block] = 1
         sequence.tables[group] += blocks
+        if commit:
+            self.commit_some(data, sequence, group)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), group=st.integers(0, NUM_GROUPS - 1))
     def commit(self, data: st.DataObject, group: int) -> None:
-        sequence = data.draw(st.sampled_from(self.sequences))
+        self.commit_some(data, data.draw(st.sampled_from(self.sequences)), group)
+
+    def commit_some(self, data: st.DataObject, sequence: Sequence, group: int) -> None:
         start, table = sequence.committed[group], sequence.tables[group]
-        stop = data.draw(st.integers(start, max(start, min(len(table), len(sequence.keys)))))
+        most = max(start, min(len(table), len(sequence.keys)))
+        stop = data.draw(st.just(most) | st.integers(start, most))
         at = start
         for stretch, first, end in sequence.chain.between(start, stop):
             blocks = table[at : at + end - first]
@@ -180,17 +204,16 @@ def test_several_blocks_under_one_identity() -> None:
     trace: Any = TraceRequest(request_id="r", arrival_s=0.0, prompt=(("p", 4),), output_len=0)
     chain = trie.chain(trace)
     ((stretch, first, _),) = chain.between(0, 1)
-    a, b, c = pool.allocate(1), pool.allocate(1), pool.allocate(1)
-    for blocks in (a, b, c):
+    a, b, c, d = (pool.allocate(1) for _ in range(4))
+    for blocks in (a, b, c, d):
         pool.commit(stretch, first, 0, blocks)
     assert pool.num_cached_keys == 1
-    pool.free(b)
-    pool.free(a)
-    pool.free(c)
+    for blocks in (a, c, b, d):
+        pool.free(blocks)
     found = []
-    for _ in range(5):  # hands out 4, 5 (never cached), then b = 2, a = 1 and c = 3
+    for _ in range(5):  # hands out 5, which was never cached, then a = 1, c = 3, b = 2 and d = 4
         pool.allocate(1)
         found.append(int(stretch.cached[0][0]))
-    assert found == [1, 1, 1, 3, 0]
+    assert found == [1, 2, 2, 4, 0]
     assert pool.num_cached_keys == 0
-    assert pool.evicted_cached_blocks == 3
+    assert pool.evicted_cached_blocks == 4

@@ -143,8 +143,8 @@ def test_figures_by_hand() -> None:
 
 def test_can_hold_as_much_as_a_region() -> None:
     kv = make(101, 16, 500)
-    assert kv.can_hold(500)
-    assert not kv.can_hold(501)
+    assert kv.can_hold(500, 500)
+    assert not kv.can_hold(501, 501)
     assert kv.get_num_common_prefix_blocks(waiting("a", 1, 500), 1) == (0,)
     assert kv.stats == (0, 0)
 

@@ -255,7 +255,6 @@ TestHybrid = HybridMachine.TestCase
 TestHybrid.settings = settings(max_examples=40, stateful_step_count=35, deadline=None)
 
 
-@pytest.mark.xfail(reason="grow commits request by request", strict=True)
 def test_a_leap_commits_in_the_order_of_single_steps() -> None:
     """Two requests generate the same tokens, b is two ahead: its block is the older one."""
     for leap in (False, True):

@@ -38,7 +38,7 @@ def _config(r: random.Random) -> dict[str, Any]:
             "draft_len": [r.randint(0, 7), r.randint(0, 7)],
         }
     groups = _groups(r) if r.random() < 0.3 else None
-    blocks_of_one = -(-max_model_len // block_size) * len(groups or [1])
+    blocks_of_one = -(-max_model_len // block_size) * (len(groups) if groups else 1)
     chunked = r.random() > 0.15
     budget = r.choice([1, 2, 3, 5, 8, 16, 20, 33, 64, 128, 256])
     if not chunked:

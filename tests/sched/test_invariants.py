@@ -135,7 +135,7 @@ def check(workload: list[TraceRequest], **options: Any) -> None:
     assert first.state == second.state
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     requests(distinct=True),
     limits(),
@@ -152,7 +152,7 @@ def test_books_are_kept(
     check(workload, async_scheduling=async_scheduling, **options)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(requests(distinct=True), limits(), st.sampled_from(GROUPS), st.booleans())
 def test_books_are_kept_with_several_groups(
     workload: list[TraceRequest],
@@ -164,7 +164,7 @@ def test_books_are_kept_with_several_groups(
     check(workload, groups=groups, async_scheduling=async_scheduling, **options)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(requests(distinct=True), limits(), st.integers(1, 4), st.sampled_from(["ngram", "eagle"]))
 def test_books_are_kept_with_drafts(
     workload: list[TraceRequest], options: dict[str, Any], k: int, method: str
