@@ -31,10 +31,58 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["Tile", "attention_kernel", "choose_tile"]
+__all__ = ["Numbers", "Options", "Strides", "Tile", "attention_kernel", "choose_tile"]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NO_SCORE = tl.constexpr(-1e30)
+
+
+class Options(NamedTuple):
+    """What a variant of the kernel is compiled for."""
+
+    ieee: bool
+    causal: bool
+    window: bool
+    alibi: bool
+    soft_cap: bool
+    group: int
+    head: int
+    head_pad: int
+    pack: int
+    block_size: int  # 0: contiguous keys, no block table
+    seqs_pad: int
+    min_rows: int
+    max_rows: int  # 0: no limit
+    one_tile: bool  # no sequence that is served has more rows than a tile
+    block_m: int
+    block_n: int
+
+
+class Numbers(NamedTuple):
+    """Numbers of a call; k_scale is part of `scale`."""
+
+    scale: float
+    v_scale: float
+    soft_cap: float
+    window: int
+
+
+class Strides(NamedTuple):
+    """Strides in elements; those of K and V as in `layouts.KVStrides`."""
+
+    out_token: int
+    out_head: int
+    q_token: int
+    q_head: int
+    table_seq: int
+    k_block: int
+    k_slot: int
+    k_head: int
+    k_outer: int
+    v_block: int
+    v_slot: int
+    v_head: int
+    v_dim: int
 
 
 class Tile(NamedTuple):
@@ -66,57 +114,51 @@ def choose_tile(dtype: torch.dtype, kv_dtype: torch.dtype, head_pad: int, num_ro
 
 
 @triton.jit
-def _find_tile(
-    pid: tl.tensor,
-    query_start: tl.tensor,
-    num_seqs: tl.tensor,
-    GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    SEQS_PAD: tl.constexpr,
-) -> tl.tensor:
-    """Return (sequence, its tile number) of program `pid`.
+def _find_tile(query_start: tl.tensor, num_seqs: tl.tensor, opt: tl.constexpr) -> tl.tensor:
+    """Return (sequence, number of its tile) of this program.
 
-    The tiles of sequence s begin at `first row of s // BLOCK_M + s`: one more than the rows need at
-    most, which a program sees by having no rows.
+    The tiles of sequence s begin at `its first row // block_m + s`: at most one more than its rows
+    need, and that one finds that it has no rows.
     """
-    seqs = tl.arange(0, SEQS_PAD)
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    if opt.one_tile:
+        return pid, 0
+    seqs = tl.arange(0, opt.seqs_pad)
+    origin = tl.load(query_start)
     starts = tl.load(query_start + seqs, mask=seqs < num_seqs, other=0)
-    starts = (starts - tl.load(query_start)) * GROUP
-    begins = starts // BLOCK_M + seqs
+    begins = (starts - origin) * opt.group // opt.block_m + seqs
     seq = tl.sum(((seqs < num_seqs) & (begins <= pid)).to(tl.int32), axis=0) - 1
-    first = (tl.load(query_start + seq) - tl.load(query_start)) * GROUP // BLOCK_M + seq
+    first = (tl.load(query_start + seq) - origin) * opt.group // opt.block_m + seq
     return seq, pid - first
 
 
 @triton.jit
-def _scores(
+def _biased(
     products: tl.tensor,
     keys: tl.tensor,
     positions: tl.tensor,
     slopes: tl.tensor,
-    scale: tl.tensor,
-    soft_cap: tl.tensor,
-    ALIBI: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    num: Numbers,
+    opt: tl.constexpr,
 ) -> tl.tensor:
-    """Return scaled, capped and biased scores `[BLOCK_M, BLOCK_N]` of `products` q·k."""
-    scores = products * scale
-    if SOFT_CAP:
-        half = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / soft_cap))
-        capped = soft_cap * (1.0 - half) / (1.0 + half)
+    """Return scaled, capped and biased scores `[block_m, block_n]` of `products` q·k."""
+    scores = products * num.scale
+    if opt.soft_cap:
+        # tanh by its exponential, of the absolute value: that cannot overflow.
+        power = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / num.soft_cap))
+        capped = num.soft_cap * (1.0 - power) / (1.0 + power)
         scores = tl.where(scores < 0.0, -capped, capped)
-    if ALIBI:
-        distance = (keys[None, :] - positions[:, None]).to(tl.float32)
-        scores += slopes[:, None] * distance
+    if opt.alibi:
+        scores += slopes[:, None] * (keys[None, :] - positions[:, None]).to(tl.float32)
     return scores
 
 
 @triton.jit
 def _softmax_step(
-    scores: tl.tensor, l: tl.tensor, m: tl.tensor, log2_scale: tl.tensor, IEEE: tl.constexpr
+    scores: tl.tensor, l: tl.tensor, m: tl.tensor, log2_scale: tl.tensor, opt: tl.constexpr
 ) -> tl.tensor:
     """Return (weights, factor of the old state, l', m') for the scores of one tile of keys."""
-    if IEEE:
+    if opt.ieee:
         m_new = tl.maximum(m, tl.max(scores, axis=1))
         weights = tl.exp2((scores - m_new[:, None]) * log2_scale)
         alpha = tl.exp2((m - m_new) * log2_scale)
@@ -128,87 +170,127 @@ def _softmax_step(
 
 
 @triton.jit
-def _attend(
-    acc: tl.tensor,
-    l: tl.tensor,
-    m: tl.tensor,
-    q_tile: tl.tensor,
-    positions: tl.tensor,
-    slopes: tl.tensor,
+def _load_tiles(
     k_head: tl.tensor,
     v_head: tl.tensor,
     table_row: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    first_key: tl.tensor,
-    last_key: tl.tensor,
-    scale: tl.tensor,
-    log2_scale: tl.tensor,
-    soft_cap: tl.tensor,
-    window: tl.tensor,
-    k_block: tl.tensor,
-    k_slot: tl.tensor,
-    k_outer: tl.tensor,
-    v_block: tl.tensor,
-    v_slot: tl.tensor,
-    v_dim: tl.tensor,
+    keys: tl.tensor,
+    loaded: tl.tensor,
+    by: Strides,
+    opt: tl.constexpr,
     MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    ALIBI: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    IEEE: tl.constexpr,
-    HEAD: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    PACK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
-    """Take the keys of [begin, end) into (A, l, m), tile by tile; return the new state."""
-    PRECISION: tl.constexpr = "ieee" if IEEE else "tf32"
-    dims = tl.arange(0, HEAD_PAD)
-    k_dims = k_head + (dims // PACK) * k_outer + dims % PACK
-    v_dims = v_head + dims * v_dim
-    for key in tl.range(begin, end, BLOCK_N):
-        key = tl.multiple_of(key, BLOCK_N)
-        keys = key + tl.arange(0, BLOCK_N)
-        loaded = (keys >= first_key) & (keys <= last_key)
-        if BLOCK_SIZE == 0:
-            blocks = tl.zeros([BLOCK_N], tl.int64)
-            slots = keys.to(tl.int64)
-        elif MASKED:
-            blocks = tl.load(table_row + keys // BLOCK_SIZE, mask=loaded, other=0).to(tl.int64)
-            slots = (keys % BLOCK_SIZE).to(tl.int64)
-        else:
-            blocks = tl.load(table_row + keys // BLOCK_SIZE).to(tl.int64)
-            slots = (keys % BLOCK_SIZE).to(tl.int64)
-        k_ptrs = k_dims[None, :] + (blocks * k_block + slots * k_slot)[:, None]
-        v_ptrs = v_dims[None, :] + (blocks * v_block + slots * v_slot)[:, None]
+    """Return K and V `[block_n, head_pad]` of `keys`; where masked, those not `loaded` are 0."""
+    dims = tl.arange(0, opt.head_pad)
+    slots = keys.to(tl.int64)
+    k_rows = slots * by.k_slot
+    v_rows = slots * by.v_slot
+    if opt.block_size > 0:
+        entries = table_row + keys // opt.block_size
+        slots = (keys % opt.block_size).to(tl.int64)
+        # Block numbers times strides leave 32 bits.
         if MASKED:
-            mask = loaded[:, None] & (dims < HEAD)[None, :]
-            k_tile = tl.load(k_ptrs, mask=mask, other=0.0)
-            v_tile = tl.load(v_ptrs, mask=mask, other=0.0)
-        elif HEAD != HEAD_PAD:
-            k_tile = tl.load(k_ptrs, mask=(dims < HEAD)[None, :], other=0.0)
-            v_tile = tl.load(v_ptrs, mask=(dims < HEAD)[None, :], other=0.0)
+            blocks = tl.load(entries, mask=loaded, other=0).to(tl.int64)
         else:
-            k_tile = tl.load(k_ptrs)
-            v_tile = tl.load(v_ptrs)
-        products = tl.dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)), input_precision=PRECISION)
-        if ALIBI or SOFT_CAP:
-            products = _scores(products, keys, positions, slopes, scale, soft_cap, ALIBI, SOFT_CAP)
+            blocks = tl.load(entries).to(tl.int64)
+        k_rows = blocks * by.k_block + slots * by.k_slot
+        v_rows = blocks * by.v_block + slots * by.v_slot
+    k_dims = (dims // opt.pack) * by.k_outer + dims % opt.pack
+    k_ptrs = k_head + k_rows[:, None] + k_dims[None, :]
+    v_ptrs = v_head + v_rows[:, None] + (dims * by.v_dim)[None, :]
+    if MASKED:
+        mask = loaded[:, None] & (dims < opt.head)[None, :]
+        return tl.load(k_ptrs, mask=mask, other=0.0), tl.load(v_ptrs, mask=mask, other=0.0)
+    elif opt.head != opt.head_pad:
+        mask = (dims < opt.head)[None, :]
+        return tl.load(k_ptrs, mask=mask, other=0.0), tl.load(v_ptrs, mask=mask, other=0.0)
+    else:
+        return tl.load(k_ptrs), tl.load(v_ptrs)
+
+
+@triton.jit
+def _attend(
+    state: tl.tensor,
+    row: tl.tensor,
+    cache: tl.tensor,
+    span: tl.tensor,
+    num: Numbers,
+    by: Strides,
+    opt: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """Take the keys of [span[0], span[1]) into the state (A, l, m); return the new one.
+
+    `row` is (Q tile, positions, slopes), `cache` (K and V of the head, row of the block table), and
+    span[2], span[3] the first and the last key that any row of the tile sees.
+    """
+    PRECISION: tl.constexpr = "ieee" if opt.ieee else "tf32"
+    BLOCK_N: tl.constexpr = opt.block_n
+    acc, l, m = state
+    q_tile, positions, slopes = row
+    log2_scale = num.scale * LOG2_E
+    for begin in tl.range(span[0], span[1], BLOCK_N):
+        keys = tl.multiple_of(begin, BLOCK_N) + tl.arange(0, BLOCK_N)
+        loaded = (keys >= span[2]) & (keys <= span[3])
+        k_tile, v_tile = _load_tiles(
+            cache[0], cache[1], cache[2], keys, loaded, by, opt, MASKED
+        )
+        k_tile = tl.trans(k_tile.to(q_tile.dtype))
+        scores = tl.dot(q_tile, k_tile, input_precision=PRECISION)
+        if opt.alibi or opt.soft_cap:
+            scores = _biased(scores, keys, positions, slopes, num, opt)
+            log2_scale = LOG2_E
         if MASKED:
             visible = loaded[None, :]
-            if CAUSAL:
+            if opt.causal:
                 visible = visible & (keys[None, :] <= positions[:, None])
-            if WINDOW:
-                visible = visible & (keys[None, :] > positions[:, None] - window)
-            products = tl.where(visible, products, float("-inf"))
-        weights, alpha, l, m = _softmax_step(products, l, m, log2_scale, IEEE)
-        acc = acc * alpha[:, None]
+            if opt.window:
+                visible = visible & (keys[None, :] > positions[:, None] - num.window)
+            scores = tl.where(visible, scores, float("-inf"))
+        weights, alpha, l, m = _softmax_step(scores, l, m, log2_scale, opt)
+        weights = weights.to(q_tile.dtype)
         v_tile = v_tile.to(q_tile.dtype)
-        acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+        acc = tl.dot(weights, v_tile, acc * alpha[:, None], input_precision=PRECISION)
     return acc, l, m
+
+
+@triton.jit
+def _attend_tile(
+    row: tl.tensor,
+    cache: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    seq_len: tl.tensor,
+    num: Numbers,
+    by: Strides,
+    opt: tl.constexpr,
+) -> tl.tensor:
+    """Return A / l of a tile whose rows stand at positions low..high of a sequence."""
+    first_key = 0
+    last_key = seq_len - 1
+    whole_begin = 0
+    whole_end = seq_len // opt.block_n * opt.block_n
+    if opt.causal:
+        last_key = high
+        whole_end = (low + 1) // opt.block_n * opt.block_n
+    BLOCK_M: tl.constexpr = opt.block_m
+    HEAD_PAD: tl.constexpr = opt.head_pad
+    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    m = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    # The left edge of the window, the tiles that every row sees whole, and the right edge.
+    if opt.window:
+        first_key = tl.maximum(low - num.window + 1, 0)
+        begin = first_key // opt.block_n * opt.block_n
+        whole_begin = tl.cdiv(tl.maximum(high - num.window + 1, 0), opt.block_n) * opt.block_n
+        span = (begin, tl.minimum(whole_begin, last_key + 1), first_key, last_key)
+        acc, l, m = _attend((acc, l, m), row, cache, span, num, by, opt, True)
+    span = (whole_begin, whole_end, first_key, last_key)
+    acc, l, m = _attend((acc, l, m), row, cache, span, num, by, opt, False)
+    span = (tl.maximum(whole_begin, whole_end), last_key + 1, first_key, last_key)
+    acc, l, m = _attend((acc, l, m), row, cache, span, num, by, opt, True)
+    # A row that sees no key gives 0.
+    return acc * (num.v_scale / tl.where(l > 0.0, l, 1.0))[:, None]
 
 
 @triton.jit
@@ -223,124 +305,57 @@ def attention_kernel(
     key_start: tl.tensor,
     alibi_slopes: tl.tensor,
     num_seqs: tl.tensor,
-    scale: tl.tensor,
-    v_scale: tl.tensor,
-    soft_cap: tl.tensor,
-    window: tl.tensor,
-    out_token: tl.tensor,
-    out_head: tl.tensor,
-    q_token: tl.tensor,
-    q_head: tl.tensor,
-    table_seq: tl.tensor,
-    k_block: tl.tensor,
-    k_slot: tl.tensor,
-    k_head: tl.tensor,
-    k_outer: tl.tensor,
-    v_block: tl.tensor,
-    v_slot: tl.tensor,
-    v_head: tl.tensor,
-    v_dim: tl.tensor,
-    MIN_ROWS: tl.constexpr,
-    MAX_ROWS: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    ALIBI: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    IEEE: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    PACK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    SEQS_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    num: Numbers,
+    by: Strides,
+    opt: tl.constexpr,
 ) -> None:
-    """Attention of varlen queries over paged keys, or over contiguous ones (BLOCK_SIZE 0).
+    """Attention of varlen queries over paged keys, or over contiguous ones (block_size 0).
 
     Grid: (tiles, K/V heads), where `tiles` is an upper bound; the spare programs return at once. A
-    program owns `BLOCK_M` rows of one sequence and one K/V head, from its first visible key to its
-    last, and stores them once; nothing is shared between programs. Program numbers run
-    backwards, so that the tiles at a sequence's end, which see the most keys, start first.
+    program owns `block_m` rows of one sequence and one K/V head, from their first visible key to
+    their last, and stores them once. Program numbers run backwards: the tiles at a sequence's end,
+    which see the most keys, start first.
 
-    Sequences with fewer rows than `MIN_ROWS`, or more than `MAX_ROWS` (if not 0), are not served:
-    a mixed batch is two launches with tiles of different heights.
+    Sequences of fewer rows than `min_rows`, or more than `max_rows`, are left to another launch.
     """
-    pid = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    seq, tile = _find_tile(pid, query_start, num_seqs, GROUP, BLOCK_M, SEQS_PAD)
-    token = tl.load(query_start + seq).to(tl.int64)
-    query_len = tl.load(query_start + seq + 1) - tl.load(query_start + seq)
-    num_rows = query_len * GROUP
-    served = (tile * BLOCK_M < num_rows) & (num_rows >= MIN_ROWS)
-    if MAX_ROWS > 0:
-        served = served & (num_rows <= MAX_ROWS)
-    if not served:
-        return
-
-    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, HEAD_PAD)
-    heads = kv_head * GROUP + rows % GROUP
-    tokens = token + rows // GROUP
-    stored = (rows < num_rows)[:, None] & (dims < HEAD)[None, :]
-    q_ptrs = q + tokens[:, None] * q_token + heads[:, None] * q_head + dims[None, :]
-    q_tile = tl.load(q_ptrs, mask=stored, other=0.0)
-
-    seq_len = tl.load(seq_lens + seq)
-    context = seq_len - query_len
-    positions = context + rows // GROUP
-    slopes = scale
-    if ALIBI:
-        slopes = tl.load(alibi_slopes + heads, mask=rows < num_rows, other=0.0).to(tl.float32)
-
-    low = context + tile * BLOCK_M // GROUP
-    high = context + (tl.minimum(tile * BLOCK_M + BLOCK_M, num_rows) - 1) // GROUP
-    last_key = seq_len - 1
-    whole_end = seq_len // BLOCK_N * BLOCK_N
-    if CAUSAL:
-        last_key = high
-        whole_end = (low + 1) // BLOCK_N * BLOCK_N
-    first_key = 0
-    begin = 0
-    whole_begin = 0
-    if WINDOW:
-        first_key = tl.maximum(low - window + 1, 0)
-        begin = first_key // BLOCK_N * BLOCK_N
-        whole_begin = tl.cdiv(tl.maximum(high - window + 1, 0), BLOCK_N) * BLOCK_N
-
-    table_row = block_table + seq.to(tl.int64) * table_seq
-    k_start = k + kv_head.to(tl.int64) * k_head
-    v_start = v + kv_head.to(tl.int64) * v_head
-    if BLOCK_SIZE == 0:
-        key_token = tl.load(key_start + seq).to(tl.int64)
-        k_start += key_token * k_slot
-        v_start += key_token * v_slot
-    log2_scale = scale * LOG2_E
-    if ALIBI or SOFT_CAP:
-        log2_scale = scale * 0.0 + LOG2_E
-
-    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
-    m = tl.full([BLOCK_M], NO_SCORE, tl.float32)
-    # The tiles at the left edge of the window, those that every row sees whole, and the diagonal.
-    for part in tl.static_range(0 if WINDOW else 1, 3):
-        if part == 0:
-            part_begin = begin
-            part_end = tl.minimum(whole_begin, last_key + 1)
-        elif part == 1:
-            part_begin = whole_begin
-            part_end = whole_end
+    seq, tile = _find_tile(query_start, num_seqs, opt)
+    token = tl.load(query_start + seq)
+    query_len = tl.load(query_start + seq + 1) - token
+    num_rows = query_len * opt.group
+    served = (tile * opt.block_m < num_rows) & (num_rows >= opt.min_rows)
+    if opt.max_rows > 0:
+        served = served & (num_rows <= opt.max_rows)
+    if served:
+        rows = tile * opt.block_m + tl.arange(0, opt.block_m)
+        dims = tl.arange(0, opt.head_pad)
+        heads = kv_head * opt.group + rows % opt.group
+        tokens = token.to(tl.int64) + rows // opt.group
+        real = (rows < num_rows)[:, None] & (dims < opt.head)[None, :]
+        q_rows = tokens * by.q_token + heads * by.q_head
+        q_tile = tl.load(q + q_rows[:, None] + dims[None, :], mask=real, other=0.0)
+        slopes = num.scale
+        if opt.alibi:
+            slopes = tl.load(alibi_slopes + heads, mask=rows < num_rows, other=0.0)
+        if opt.block_size > 0:
+            seq_len = tl.load(seq_lens + seq)
         else:
-            part_begin = tl.maximum(whole_begin, whole_end)
-            part_end = last_key + 1
-        acc, l, m = _attend(
-            acc, l, m, q_tile, positions, slopes, k_start, v_start, table_row,
-            part_begin, part_end, first_key, last_key, scale, log2_scale, soft_cap, window,
-            k_block, k_slot, k_outer, v_block, v_slot, v_dim,
-            part != 1, CAUSAL, WINDOW, ALIBI, SOFT_CAP, IEEE,
-            HEAD, HEAD_PAD, PACK, BLOCK_SIZE, BLOCK_N,
-        )  # fmt: skip
-
-    result = acc * (v_scale / l)[:, None]
-    out_ptrs = out + tokens[:, None] * out_token + heads[:, None] * out_head + dims[None, :]
-    tl.store(out_ptrs, result.to(out.dtype.element_ty), mask=stored)
+            seq_len = tl.load(key_start + seq + 1) - tl.load(key_start + seq)
+        context = seq_len - query_len
+        low = context + tile * opt.block_m // opt.group
+        high = context + (tl.minimum(tile * opt.block_m + opt.block_m, num_rows) - 1) // opt.group
+        k_head = k + kv_head.to(tl.int64) * by.k_head
+        v_head = v + kv_head.to(tl.int64) * by.v_head
+        if opt.block_size == 0:
+            key_token = tl.load(key_start + seq).to(tl.int64)
+            k_head += key_token * by.k_slot
+            v_head += key_token * by.v_slot
+        table_row = k_head  # contiguous keys have no table
+        if opt.block_size > 0:
+            table_row = block_table + seq.to(tl.int64) * by.table_seq
+        cache = (k_head, v_head, table_row)
+        row = (q_tile, context + rows // opt.group, slopes)
+        result = _attend_tile(row, cache, low, high, seq_len, num, by, opt)
+        out_rows = tokens * by.out_token + heads * by.out_head
+        out_ptrs = out + out_rows[:, None] + dims[None, :]
+        tl.store(out_ptrs, result.to(out.dtype.element_ty), mask=real)

@@ -202,7 +202,7 @@ class Engine:
             passed = yield from self._sleep_over(result.ends_s)
             if self._steady is not None and passed > 1:
                 grown = self._steady.advance(plan, passed)
-                free = np.concatenate((free, free - np.cumsum(grown.taken)))
+                free = np.concatenate((free, free - grown.taken.cumsum()))
                 evicted = np.concatenate((evicted, grown.evicted))
             if passed < count:
                 result = _cut(result, passed)

@@ -80,12 +80,16 @@ class BlockPool:
     def commit(self, stretch: Stretch, start: int, group: int, blocks: Blocks) -> None:
         """Put blocks under the identities (stretch, start), (stretch, start + 1), …"""
         count = len(blocks)
-        cached = stretch.room_for(group, start + count)[start : start + count]
-        if np.count_nonzero(cached):
-            self._commit_beside(stretch, start, group, blocks.tolist())
-        else:
-            cached[:] = blocks
+        if start == 0 and not len(stretch.cached[group]):
+            stretch.cached[group] = blocks.copy()
             self.num_cached_keys += count
+        else:
+            cached = stretch.room_for(group, start + count)[start : start + count]
+            if np.count_nonzero(cached):
+                self._commit_beside(stretch, start, group, blocks.tolist())
+            else:
+                cached[:] = blocks
+                self.num_cached_keys += count
         self._owner[blocks] = stretch.slot * self._num_groups + group
         self._index[blocks] = np.arange(start, start + count)
         stretch.refs += count
@@ -144,11 +148,12 @@ class BlockPool:
             slot, group = divmod(owner, self._num_groups)
             stretch = self._trie.stretches[slot]
             assert stretch is not None
-            indices = self._index[members]
             if stretch.duplicates:
-                self._drop_beside(stretch, group, members.tolist(), indices.tolist())
+                indices = self._index[members].tolist()
+                self._drop_beside(stretch, group, members.tolist(), indices)
             else:
-                stretch.cached[group][indices] = 0
+                if stretch.refs > len(members):  # else nothing else holds it, and it goes
+                    stretch.cached[group][self._index[members]] = 0
                 self.num_cached_keys -= len(members)
             dropped += len(members)
             self._trie.unref(stretch, len(members))

@@ -78,7 +78,9 @@ class Chain:
 
     def at(self, block: int) -> tuple[Stretch, int]:
         """(stretch, index) of one block."""
-        first, stretch, _ = self.spans[bisect_right(self._firsts, block) - 1]
+        first, stretch, _ = self.spans[-1]
+        if block < first:
+            first, stretch, _ = self.spans[bisect_right(self._firsts, block) - 1]
         return stretch, block - first
 
     def between(self, start: int, stop: int) -> Iterator[tuple[Stretch, int, int]]:

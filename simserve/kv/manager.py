@@ -165,6 +165,8 @@ class PagedKVCacheManager:
         A block enters the prefix cache here, before its KV is computed, once all its tokens are
         known; drafts never do.
         """
+        if num_new_tokens == 1 and self._single and hit is None and not num_lookahead_tokens:
+            return self._append_slot(request)
         held = self._held_by(request)
         size = self.block_size
         computed = request.num_computed_tokens
@@ -312,16 +314,28 @@ class PagedKVCacheManager:
             held.chain = self._trie.chain(request.trace)
         return held.chain
 
+    def _append_slot(self, request: Request) -> tuple[Sequence[int], ...] | None:
+        """`allocate_slots` for one token in a single full-attention group: a decode."""
+        held = self._held_by(request)
+        table, size = held.tables[0], self.block_size
+        end = min(request.num_computed_tokens + 1, self._max_model_len)
+        new_blocks: tuple[Sequence[int], ...] = ()
+        if end > size * len(table):
+            if not self.pool.free_queue:
+                return None
+            block = self.pool.allocate_one()
+            table.append(block)
+            new_blocks = ([block],)
+        full_blocks = min(end, request.num_tokens) // size
+        if self.enable_prefix_caching and full_blocks > held.committed[0]:
+            self._commit(request, held, full_blocks)
+        self._note_slots(request, held)
+        return new_blocks
+
     def _allocate(
         self, held: _Held, num_blocks: int, hit: PrefixHit | None
     ) -> tuple[Sequence[int], ...] | None:
         """Bring all tables to `num_blocks` blocks, hits first; None if too few are free."""
-        if self._single and hit is None and num_blocks - len(held.tables[0]) == 1:
-            if not self.num_free_blocks:
-                return None
-            block = self.pool.allocate_one()
-            held.tables[0].append(block)
-            return ([block],)
         hits: list[Blocks] = []
         needed = 0
         for g, table in enumerate(held.tables):

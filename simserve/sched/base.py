@@ -209,7 +209,7 @@ class BaseScheduler:
                     finished.append(request)
                     self._finish_by_length(request)
         if finished:
-            self.running = [r for r in self.running if r.status == Status.RUNNING]
+            self.running = [r for r in self.running if r.status is Status.RUNNING]
         # New drafts replace the old ones; requests that are not named keep theirs.
         if result.draft_tokens is not None:
             self.speculates = True

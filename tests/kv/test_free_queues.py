@@ -75,6 +75,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.remove(block)
         self.used += blocks
 
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def count_before(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.lists(st.sampled_from(list(self.model)), unique=True, min_size=1))
+        expected = min(self.model.index(block) for block in blocks)
+        assert self.queue.num_before(np.array(blocks, dtype=np.int32)) == expected
+
     @invariant()
     def same_blocks_in_the_same_order(self) -> None:
         if hasattr(self, "model"):

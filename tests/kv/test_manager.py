@@ -164,8 +164,12 @@ class ManagerMachine(RuleBasedStateMachine):
             for count in range(limit + 1)
         ]
         assert fit == max(k for k in range(limit + 1) if needed[k] <= len(self.model.queue))
+        head = data.draw(st.sampled_from([None, *self.waiting]))
+        if head is not None:
+            fit = self.kv.steps_that_fit(steady, limit, head)
         if fit == 0:
             return
+        hit = head and self.model.get_computed_blocks(head)
         count = data.draw(st.integers(1, fit))
         grown = self.kv.grow(steady, count)
         taken, evicted = [], []
@@ -177,6 +181,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 request.num_computed_tokens += 1
             taken.append(free - len(self.model.queue))
             evicted.append(self.model.evicted - evictions)
+            assert not head or self.model.get_computed_blocks(head) == hit
         assert grown.taken.tolist() == taken
         assert grown.evicted.tolist() == evicted
 
@@ -275,6 +280,23 @@ def test_a_leap_commits_in_the_order_of_single_steps() -> None:
         hit = kv.get_computed_blocks(Request(follow_up, 64))
         assert hit is not None
         assert hit.blocks[0].tolist()[2] == kv.get_block_ids(b)[0][2]
+
+
+@pytest.mark.xfail(reason="a block that another one shares with the head is not seen", strict=True)
+def test_a_leap_ends_when_a_running_request_lengthens_the_hit_of_the_queues_head() -> None:
+    """The head repeats what a says, in two parts. a completes its third block in 3 steps."""
+    kv = PagedKVCacheManager(num_gpu_blocks=9, block_size=4, max_model_len=64)
+    said = (("x", 9), ("y", 11))
+    running = Request(replace(_says_the_same("a"), output=said), 64)
+    head = Request(replace(_says_the_same("b"), prompt=(("p", 8), *said)), 64)
+    for num_tokens in (8, 1):
+        kv.allocate_slots(running, num_tokens)
+        running.num_computed_tokens += num_tokens
+        running.num_tokens = running.num_computed_tokens
+    hit = kv.get_computed_blocks(head)
+    assert hit is not None
+    assert hit.num_tokens == 8
+    assert kv.steps_that_fit([running], 10, head) < 3
 
 
 def _says_the_same(request_id: str) -> TraceRequest:

@@ -1,0 +1,166 @@
+"""Attention of one new token per sequence over the paged KV cache: the call and its three paths.
+
+out[i, h] = Σ_t softmax_t(softcap(scale · q[i, h]·K_t) + slope_h · (t − (seq_len_i − 1))) V_t over
+the tokens t of sequence i (the last sliding_window of them), whose K and V lie at place
+t % block_size of block block_table[i, t // block_size], and are read from KV head
+h // (num_heads / num_kv_heads).
+
+* `v1` and `v2`: decode_article, the kernels of vLLM v0.11.0's article paths, and `article`: the
+  rule by which that version chooses between them (`use_v1_0_11_0`).
+* `auto`: decode_split, our own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+from simserve_kernels.checks import (
+    FP8_DTYPE,
+    attention_options,
+    check_float,
+    check_index,
+    check_kv_cache,
+    check_last_dim_contiguous,
+    check_same_device,
+    check_shape,
+    device_guard,
+)
+from simserve_kernels.decode_article import PARTITION_SIZE, decode_v1, decode_v2
+from simserve_kernels.decode_call import DecodeCall
+from simserve_kernels.decode_split import decode_split
+from simserve_kernels.layouts import CacheLayout
+
+__all__ = ["DecodePath", "paged_decode", "use_v1_0_11_0"]
+
+DecodePath = Literal["auto", "v1", "v2", "article"]
+
+
+def use_v1_0_11_0(max_seq_len: int, num_seqs: int, num_heads: int) -> bool:
+    """Return whether vLLM v0.11.0 takes V1 rather than V2, for `num_heads` query heads.
+
+    Up to 8192 tokens, and if either one partition of 512 holds the longest context or there are
+    more than 512 pairs of sequence and query head, enough to fill a GPU without partitions.
+    """
+    num_partitions = -(-max_seq_len // PARTITION_SIZE)
+    return max_seq_len <= 8192 and (num_partitions == 1 or num_seqs * num_heads > 512)
+
+
+def paged_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    max_seq_len: int,
+    layout: CacheLayout = "nhd",
+    path: DecodePath = "auto",
+    scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the attention of each sequence's newest token, whose K and V are already written.
+
+    Nothing is copied from the device, so that a CUDA graph can capture the call. Slots and
+    table entries that no sequence owns are never read into a result.
+
+    Args:
+        q: `[num_seqs, num_heads, head_size]`, bfloat16, float16 or float32, a view of any strides
+            but the last.
+        k_cache: K of the cache, of `layout`, in the dtype of `q` or float8_e4m3fn.
+        v_cache: V of the cache.
+        block_table: `[num_seqs, max_blocks]` int32 or int64.
+        seq_lens: `[num_seqs]` int32 or int64, the new token counted; 0 gives an output of 0.
+        max_seq_len: an upper bound of seq_lens. V1 and V2 size their scratch by it; `auto` only
+            checks it against the table.
+        layout: `nhd` or `packed`.
+        path: `auto`, `v1`, `v2` or `article`.
+        scale: head_size^-0.5 if None.
+        alibi_slopes: `[num_heads]` float32.
+        sliding_window: how many keys, its own among them, a query sees.
+        soft_cap: c of softcap(s) = c · tanh(s / c).
+        k_scale: what an fp8 K is multiplied with.
+        v_scale: what an fp8 V is multiplied with.
+        out: as `q`; allocated if None.
+
+    Raises:
+        TypeError: a dtype that is not supported.
+        ValueError: shapes, strides, devices or options that do not fit.
+    """
+    check_same_device(
+        {
+            "q": q,
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "block_table": block_table,
+            "seq_lens": seq_lens,
+            "alibi_slopes": alibi_slopes,
+            "out": out,
+        }
+    )
+    check_float("q", q)
+    cache = check_kv_cache(k_cache, v_cache, layout, q.dtype)
+    check_shape("q", q, ("num_seqs", "num_heads", cache.head_size))
+    check_last_dim_contiguous("q", q)
+    num_seqs, num_heads, _ = q.shape
+    if num_heads % cache.num_kv_heads:
+        raise ValueError(
+            f"q has {num_heads} heads, the cache {cache.num_kv_heads}: "
+            "the query heads must be a multiple of the KV heads"
+        )
+    check_index("block_table", block_table, (num_seqs, "max_blocks"))
+    check_index("seq_lens", seq_lens, (num_seqs,))
+    if not 0 <= max_seq_len <= block_table.shape[1] * cache.block_size:
+        raise ValueError(
+            f"max_seq_len is {max_seq_len}: block_table holds {block_table.shape[1]} blocks of "
+            f"{cache.block_size} tokens a sequence"
+        )
+    if alibi_slopes is not None:
+        check_shape("alibi_slopes", alibi_slopes, (num_heads,))
+        check_last_dim_contiguous("alibi_slopes", alibi_slopes)
+    if out is None:
+        out = torch.empty((num_seqs, num_heads, cache.head_size), dtype=q.dtype, device=q.device)
+    check_shape("out", out, tuple(q.shape))
+    check_last_dim_contiguous("out", out)
+    if out.dtype != q.dtype:
+        raise TypeError(f"out is {out.dtype}, q {q.dtype}: they must agree")
+    if path not in get_args(DecodePath):
+        raise ValueError(f"path is {path!r}: it must be 'auto', 'v1', 'v2' or 'article'")
+    options = attention_options(
+        cache.head_size,
+        scale=scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+    if k_cache.dtype != FP8_DTYPE and (k_scale, v_scale) != (1.0, 1.0):
+        raise ValueError(f"k_scale and v_scale must be 1 for a cache of {k_cache.dtype}")
+    if num_seqs == 0:
+        return out
+
+    call = DecodeCall(
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        block_table=block_table,
+        seq_lens=seq_lens,
+        slopes=seq_lens if alibi_slopes is None else alibi_slopes,
+        alibi=alibi_slopes is not None,
+        max_seq_len=max_seq_len,
+        layout=layout,
+        cache=cache,
+        options=options,
+    )
+    if path == "article":
+        path = "v1" if use_v1_0_11_0(max_seq_len, num_seqs, num_heads) else "v2"
+    run = {"auto": decode_split, "v1": decode_v1, "v2": decode_v2}[path]
+    with device_guard(q):
+        run(call, out)
+    return out

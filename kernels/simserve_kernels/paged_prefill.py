@@ -1,0 +1,204 @@
+"""Varlen attention over a paged cache: chunked prefill, mixed batches, verification of drafts.
+
+Sequence s has `q_len = query_start_loc[s+1] - query_start_loc[s]` queries, the last q_len of its
+`seq_lens[s]` tokens, whose keys and values are all in the cache already: token t of s lies in block
+`block_table[s, t // block_size]`, place `t % block_size`. Any q_len ≥ 1 in any order: a prompt
+(q_len = seq_len), a chunk, a decode (1), k drafts to verify (k + 1); a sequence with q_len 0 is
+skipped. Query i stands at position seq_len - q_len + i and sees the keys at 0..position.
+
+The tile, its online softmax and the formula of the scores are those of `attention_tile`.
+
+Grid: (tiles of rows, K/V heads); a program owns one tile of one sequence and one K/V head. The host
+does not wait for the device, so it knows the lengths' sum only: there are tokens × group // block_m
++ sequences tiles, an upper bound. Where short and long sequences may meet in one batch, two
+launches follow each other: tall tiles for the long ones, tiles of 16 rows for those whose
+q_len × group rows fit one. Each skips the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+
+from simserve_kernels.attention_tile import (
+    Numbers,
+    Options,
+    Strides,
+    Tile,
+    attention_kernel,
+    choose_tile,
+)
+from simserve_kernels.checks import (
+    attention_options,
+    check_dtype,
+    check_float,
+    check_index,
+    check_kv_cache,
+    check_last_dim_contiguous,
+    check_same_device,
+    check_shape,
+    device_guard,
+)
+from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides
+
+__all__ = ["paged_prefill"]
+
+_SHORT_ROWS = 16
+_MAX_ROWS_OF_ONE_TILE = 64
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    *,
+    max_query_len: int,
+    layout: CacheLayout = "nhd",
+    scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out: torch.Tensor | None = None,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """Return the attention of all queries, `[num_tokens, num_heads, head_size]` in q's dtype.
+
+    Args:
+        q: `[num_tokens, num_heads, head_size]`, bfloat16, float16 or float32. Rows outside
+            query_start_loc are neither read nor written.
+        k_cache: keys in q's dtype or fp8 e4m3, shaped as `layouts` says; v_cache likewise.
+        v_cache: values.
+        block_table: `[num_seqs, max_num_blocks]`; entries of keys that no query sees are not read.
+        seq_lens: `[num_seqs]` tokens of each sequence, its queries among them.
+        query_start_loc: `[num_seqs + 1]`, not decreasing; it need not begin at 0.
+        max_query_len: the largest q_len (or more): the tiles are chosen by it.
+        layout: of the cache; the options that follow are those of `checks.AttentionOptions`.
+        scale: head_size^-0.5 by default.
+        alibi_slopes: `[num_heads]` float32.
+        sliding_window: how many keys, its own among them, a query sees.
+        soft_cap: the cap of the scores.
+        k_scale: what fp8 keys are multiplied with; v_scale likewise.
+        v_scale: of the values.
+        out: where to write, like q; a new tensor by default.
+        tile: instead of the tile of the table, for measurements.
+
+    Raises:
+        TypeError: a dtype that the kernel does not know.
+        ValueError: shapes, devices or options that do not fit.
+    """
+    options = attention_options(
+        q.shape[-1], scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
+        k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    num = Numbers(options.scale * k_scale, v_scale, options.soft_cap, options.sliding_window)
+    out = torch.empty_like(q) if out is None else out
+    call = _Call(
+        out, q, k_cache, v_cache, block_table, query_start_loc, seq_lens, alibi_slopes, layout
+    )
+    shape = _check(call)
+    if seq_lens.shape[0] and q.shape[0]:
+        _launch(call, shape, num, max_query_len, tile)
+    return out
+
+
+class _Call(NamedTuple):
+    """The tensors of a call."""
+
+    out: torch.Tensor
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    block_table: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    alibi_slopes: torch.Tensor | None
+    layout: CacheLayout
+
+
+def _check(call: _Call) -> CacheShape:
+    check_float("q", call.q)
+    shape = check_kv_cache(call.k_cache, call.v_cache, call.layout, call.q.dtype)
+    check_shape("q", call.q, ("num_tokens", "num_heads", shape.head_size))
+    if call.q.shape[1] % shape.num_kv_heads:
+        raise ValueError(
+            f"q has {call.q.shape[1]} heads, the cache {shape.num_kv_heads}: "
+            "the first must be a multiple of the second"
+        )
+    check_last_dim_contiguous("q", call.q)
+    check_dtype("out", call.out, (call.q.dtype,))
+    check_shape("out", call.out, tuple(call.q.shape))
+    check_last_dim_contiguous("out", call.out)
+    check_index("seq_lens", call.seq_lens, ("num_seqs",))
+    num_seqs = call.seq_lens.shape[0]
+    check_index("block_table", call.block_table, (num_seqs, "max_num_blocks"))
+    check_index("query_start_loc", call.query_start_loc, (num_seqs + 1,))
+    if call.alibi_slopes is not None:
+        check_dtype("alibi_slopes", call.alibi_slopes, (torch.float32,))
+        check_shape("alibi_slopes", call.alibi_slopes, (call.q.shape[1],))
+        check_last_dim_contiguous("alibi_slopes", call.alibi_slopes)
+    tensors = call._asdict()
+    del tensors["layout"]
+    check_same_device(tensors)
+    return shape
+
+
+def _launches(max_rows: int, num_seqs: int, tile: Tile | None) -> Iterator[tuple[int, int, int]]:
+    """Yield (fewest rows, most rows or 0, height of the tile) of each launch of a call."""
+    if tile is not None:
+        yield 0, 0, max_rows
+    elif max_rows <= _MAX_ROWS_OF_ONE_TILE:
+        yield 0, max_rows, max_rows
+    elif num_seqs == 1:
+        yield 0, 0, max_rows
+    else:
+        yield _SHORT_ROWS + 1, 0, max_rows
+        yield 0, _SHORT_ROWS, _SHORT_ROWS
+
+
+def _launch(
+    call: _Call, shape: CacheShape, num: Numbers, max_query_len: int, tile: Tile | None
+) -> None:
+    q, num_seqs = call.q, call.seq_lens.shape[0]
+    group = q.shape[1] // shape.num_kv_heads
+    head_pad = triton.next_power_of_2(shape.head_size)
+    strides = kv_strides(call.k_cache, call.v_cache, call.layout)._asdict()
+    pack = strides.pop("x")
+    by = Strides(
+        *call.out.stride()[:2], *q.stride()[:2], call.block_table.stride(0), **strides
+    )
+    for min_rows, max_rows, height in _launches(max_query_len * group, num_seqs, tile):
+        chosen = tile or choose_tile(q.dtype, call.k_cache.dtype, head_pad, height)
+        one_tile = 0 < max_rows <= chosen.block_m
+        num_tiles = num_seqs + (0 if one_tile else q.shape[0] * group // chosen.block_m)
+        opt = Options(
+            ieee=q.dtype == torch.float32,
+            causal=True,
+            window=num.window > 0,
+            alibi=call.alibi_slopes is not None,
+            soft_cap=num.soft_cap > 0,
+            group=group,
+            head=shape.head_size,
+            head_pad=head_pad,
+            pack=pack,
+            block_size=shape.block_size,
+            seqs_pad=triton.next_power_of_2(num_seqs),
+            min_rows=min_rows,
+            max_rows=max_rows,
+            one_tile=one_tile,
+            block_m=chosen.block_m,
+            block_n=chosen.block_n,
+        )
+        with device_guard(q):
+            attention_kernel[(num_tiles, shape.num_kv_heads)](
+                call.out, q, call.k_cache, call.v_cache, call.block_table,
+                call.query_start_loc, call.seq_lens, call.seq_lens, call.alibi_slopes,
+                num_seqs, num, by, opt, num_warps=chosen.num_warps, num_stages=chosen.num_stages,
+            )  # fmt: skip
