@@ -120,6 +120,13 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def append_slots(self, requests: Sequence[Request]) -> Mapping[str, tuple[Sequence[int], ...]]:
+        """`allocate_slots` for one known token of each request; a block for each must be free.
+
+        Returns the new blocks of those that needed some.
+        """
+        ...
+
     def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
         """Whether an otherwise empty pool could hold a request that computes so many tokens.
 

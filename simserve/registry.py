@@ -67,6 +67,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         "stats",
         "get_computed_blocks",
         "allocate_slots",
+        "append_slots",
         "can_hold",
         "cache_blocks",
         "free",

@@ -12,6 +12,9 @@ from simserve.kv.identity import IdentityTrie, Stretch
 
 __all__ = ["BlockPool"]
 
+_INDEX_BITS = 32
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
+
 
 class BlockPool:
     """Blocks 0 ... num_gpu_blocks - 1; block 0 is the null block, never handed out or freed.
@@ -31,9 +34,8 @@ class BlockPool:
         self.evicted_cached_blocks = 0
         self._trie = trie
         self._num_groups = num_groups
-        # The key of a block: slot of its stretch * groups + group, and its index there. 0: no key.
-        self._owner = np.zeros(num_gpu_blocks, dtype=np.int64)
-        self._index = np.zeros(num_gpu_blocks, dtype=np.int32)
+        # The key of a block: (slot of its stretch * groups + group) << 32 | index. 0: no key.
+        self._keys = np.zeros(num_gpu_blocks, dtype=np.int64)
 
     @property
     def num_free_blocks(self) -> int:
@@ -47,17 +49,17 @@ class BlockPool:
     def allocate_telling(self, count: int) -> tuple[Blocks, NDArray[np.bool_]]:
         """As `allocate`, and in which of the blocks something was cached."""
         blocks = self.free_queue.popleft_n(count)
-        owners = self._owner[blocks]
-        if np.count_nonzero(owners):
-            self.evicted_cached_blocks += self._drop_keys(owners, blocks)
+        keys = self._keys[blocks]
+        if np.count_nonzero(keys):
+            self.evicted_cached_blocks += self._drop_keys(keys, blocks)
         self.ref_counts[blocks] = 1
-        return blocks, owners > 0
+        return blocks, keys > 0
 
     def allocate_one(self) -> int:
         """Hand out the block at the head of the queue."""
         block = self.free_queue.popleft()
-        if owner := self._owner.item(block):
-            self._drop_key(owner, block)
+        if key := self._keys.item(block):
+            self._drop_key(key, block)
             self.evicted_cached_blocks += 1
         self.ref_counts[block] = 1
         return block
@@ -90,8 +92,8 @@ class BlockPool:
             else:
                 cached[:] = blocks
                 self.num_cached_keys += count
-        self._owner[blocks] = stretch.slot * self._num_groups + group
-        self._index[blocks] = np.arange(start, start + count)
+        first = (stretch.slot * self._num_groups + group) << _INDEX_BITS | start
+        self._keys[blocks] = np.arange(first, first + count)
         stretch.refs += count
 
     def commit_one(self, stretch: Stretch, index: int, group: int, block: int) -> None:
@@ -104,15 +106,14 @@ class BlockPool:
         else:
             cached[index] = block
             self.num_cached_keys += 1
-        self._owner[block] = stretch.slot * self._num_groups + group
-        self._index[block] = index
+        self._keys[block] = (stretch.slot * self._num_groups + group) << _INDEX_BITS | index
         stretch.refs += 1
 
     def drop_all_keys(self) -> None:
         """Forget everything that is cached."""
-        blocks = np.flatnonzero(self._owner).astype(np.int32)
+        blocks = np.flatnonzero(self._keys).astype(np.int32)
         if len(blocks):
-            self._drop_keys(self._owner[blocks], blocks)
+            self._drop_keys(self._keys[blocks], blocks)
 
     def _commit_beside(
         self, stretch: Stretch, start: int, group: int, blocks: Sequence[int]
@@ -127,37 +128,38 @@ class BlockPool:
                     stretch.duplicates = {}
                 stretch.duplicates.setdefault((group, index), []).append(block)
 
-    def _drop_key(self, owner: int, block: int) -> None:
+    def _drop_key(self, key: int, block: int) -> None:
         """As `_drop_keys`, for one block that has a key."""
-        slot, group = divmod(owner, self._num_groups)
+        slot, group = divmod(key >> _INDEX_BITS, self._num_groups)
         stretch = self._trie.stretches[slot]
         assert stretch is not None
-        index = self._index.item(block)
+        index = key & _INDEX_MASK
         if stretch.duplicates:
             self._drop_beside(stretch, group, [block], [index])
         else:
             stretch.cached[group][index] = 0
             self.num_cached_keys -= 1
-        self._owner[block] = 0
+        self._keys[block] = 0
         self._trie.unref(stretch, 1)
 
-    def _drop_keys(self, owners: NDArray[np.int64], blocks: Blocks) -> int:
+    def _drop_keys(self, keys: NDArray[np.int64], blocks: Blocks) -> int:
         """Take the keys off `blocks`; how many had one."""
         dropped = 0
-        for owner, members in _same_owner(owners, blocks):
+        for owner, start, stop in _same_owner(keys >> _INDEX_BITS):
             slot, group = divmod(owner, self._num_groups)
             stretch = self._trie.stretches[slot]
             assert stretch is not None
+            count = stop - start
+            indices = keys[start:stop] & _INDEX_MASK
             if stretch.duplicates:
-                indices = self._index[members].tolist()
-                self._drop_beside(stretch, group, members.tolist(), indices)
+                self._drop_beside(stretch, group, blocks[start:stop].tolist(), indices.tolist())
             else:
-                if stretch.refs > len(members):  # else nothing else holds it, and it goes
-                    stretch.cached[group][self._index[members]] = 0
-                self.num_cached_keys -= len(members)
-            dropped += len(members)
-            self._trie.unref(stretch, len(members))
-        self._owner[blocks] = 0
+                if stretch.refs > count:  # else nothing else holds it, and it goes
+                    stretch.cached[group][indices] = 0
+                self.num_cached_keys -= count
+            dropped += count
+            self._trie.unref(stretch, count)
+        self._keys[blocks] = 0
         return dropped
 
     def _drop_beside(
@@ -179,11 +181,11 @@ class BlockPool:
                 del stretch.duplicates[group, index]
 
 
-def _same_owner(owners: NDArray[np.int64], blocks: Blocks) -> Iterator[tuple[int, Blocks]]:
-    """Cut `blocks` where the owner changes; blocks without one are left out."""
+def _same_owner(owners: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """(owner, start, stop) of each run of equal owners; runs of none (0) are left out."""
     cuts = (owners[1:] != owners[:-1]).nonzero()[0].tolist()
     start = 0
-    for cut in [*cuts, len(blocks) - 1]:
+    for cut in [*cuts, len(owners) - 1]:
         if owner := owners.item(start):
-            yield owner, blocks[start : cut + 1]
+            yield owner, start, cut + 1
         start = cut + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -142,6 +142,10 @@ class ContiguousKVCacheManager:
         self.free(request)
 
     # -- runs of decode steps --------------------------------------------------------------------
+
+    def append_slots(self, requests: Sequence[Request]) -> Mapping[str, tuple[Sequence[int], ...]]:
+        """Nothing to do: every request has its region."""
+        return {}
 
     def steps_that_fit(
         self, requests: Sequence[Request], limit: int, head: Request | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,8 +165,6 @@ class PagedKVCacheManager:
         A block enters the prefix cache here, before its KV is computed, once all its tokens are
         known; drafts never do.
         """
-        if num_new_tokens == 1 and self._single and hit is None and not num_lookahead_tokens:
-            return self._append_slot(request)
         held = self._held_by(request)
         size = self.block_size
         computed = request.num_computed_tokens
@@ -207,7 +205,37 @@ class PagedKVCacheManager:
         if held is not None and held.chain is not None:
             self._trie.release(held.chain)
 
-    # -- runs of decode steps --------------------------------------------------------------------
+    # -- decodes --------------------------------------------------------------------
+
+    def append_slots(self, requests: Sequence[Request]) -> Mapping[str, tuple[Sequence[int], ...]]:
+        """`allocate_slots` for one known token of each request; a block for each must be free.
+
+        Returns the new blocks of those that needed some.
+        """
+        new_blocks: dict[str, tuple[Sequence[int], ...]] = {}
+        if not self._single:
+            for request in requests:
+                if added := self.allocate_slots(request, 1):
+                    new_blocks[request.request_id] = added
+            return new_blocks
+        size, caching = self.block_size, self.enable_prefix_caching
+        allocate_one, held_by_id = self.pool.allocate_one, self._held
+        for request in requests:
+            held = held_by_id[request.request_id]
+            table = held.tables[0]
+            capacity, end = size * len(table), request.num_computed_tokens + 1
+            if end > capacity:
+                block = allocate_one()
+                table.append(block)
+                new_blocks[request.request_id] = ([block],)
+                capacity += size
+            if caching:
+                if end // size > held.committed[0]:
+                    self._commit_next(request, held)
+                request.slots_until = min(capacity, size * (held.committed[0] + 1) - 1)
+            else:
+                request.slots_until = capacity
+        return new_blocks
 
     def steps_that_fit(
         self, requests: Sequence[Request], limit: int, head: Request | None = None
@@ -247,11 +275,14 @@ class PagedKVCacheManager:
             first = len(table) * size - request.num_computed_tokens
             if first < count:
                 wants.extend((step, position, table) for step in range(first, count, size))
-        wants.sort(key=_by_step_and_position)
-        blocks, was_cached = self.pool.allocate_telling(len(wants))
-        for (_, _, table), block in zip(wants, blocks.tolist(), strict=True):
-            table.append(block)
-        steps = np.array([step for step, _, _ in wants], dtype=np.int64)
+        steps = np.zeros(0, dtype=np.int64)
+        was_cached = np.zeros(0, dtype=bool)
+        if wants:
+            wants.sort(key=_by_step_and_position)
+            blocks, was_cached = self.pool.allocate_telling(len(wants))
+            for (_, _, table), block in zip(wants, blocks.tolist(), strict=True):
+                table.append(block)
+            steps = np.array([step for step, _, _ in wants], dtype=np.int64)
         if self.enable_prefix_caching:
             self._commit_in_order(touched, count)
         for request in touched:
@@ -272,7 +303,7 @@ class PagedKVCacheManager:
             completed.extend((step, position, request, held) for step in range(first, count + 1, size))
         completed.sort(key=_by_step_and_position)
         for _, _, request, held in completed:
-            self._commit(request, held, held.committed[0] + 1)
+            self._commit_next(request, held)
 
     def _blocks_until_hit_changes(self, head: Request) -> int:
         """So many blocks can be handed out to decodes before a blocked request's hit may change.
@@ -314,24 +345,6 @@ class PagedKVCacheManager:
             held.chain = self._trie.chain(request.trace)
         return held.chain
 
-    def _append_slot(self, request: Request) -> tuple[Sequence[int], ...] | None:
-        """`allocate_slots` for one token in a single full-attention group: a decode."""
-        held = self._held_by(request)
-        table, size = held.tables[0], self.block_size
-        end = min(request.num_computed_tokens + 1, self._max_model_len)
-        new_blocks: tuple[Sequence[int], ...] = ()
-        if end > size * len(table):
-            if not self.pool.free_queue:
-                return None
-            block = self.pool.allocate_one()
-            table.append(block)
-            new_blocks = ([block],)
-        full_blocks = min(end, request.num_tokens) // size
-        if self.enable_prefix_caching and full_blocks > held.committed[0]:
-            self._commit(request, held, full_blocks)
-        self._note_slots(request, held)
-        return new_blocks
-
     def _allocate(
         self, held: _Held, num_blocks: int, hit: PrefixHit | None
     ) -> tuple[Sequence[int], ...] | None:
@@ -363,6 +376,14 @@ class PagedKVCacheManager:
             new_blocks.append(blocks_of_group)
         return tuple(new_blocks)
 
+    def _commit_next(self, request: Request, held: _Held) -> None:
+        """`_commit` one more block in a single group."""
+        chain = held.chain or self._chain(request)
+        block = held.committed[0]
+        held.committed[0] = block + 1
+        stretch, index = chain.at(block)
+        self.pool.commit_one(stretch, index, 0, held.tables[0][block])
+
     def _commit(self, request: Request, held: _Held, full_blocks: int) -> None:
         chain = held.chain or self._chain(request)
         for g, table in enumerate(held.tables):
@@ -375,10 +396,6 @@ class PagedKVCacheManager:
                     f"request {request.request_id}: block {start} fell out of the sliding window "
                     "before it was complete; the window is shorter than the accepted drafts"
                 )
-            if full_blocks == start + 1:
-                stretch, index = chain.at(start)
-                self.pool.commit_one(stretch, index, g, table[start])
-                continue
             done = start
             for stretch, first, end in chain.between(start, full_blocks):
                 stop = done + end - first

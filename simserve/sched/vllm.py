@@ -101,9 +101,8 @@ class VllmScheduler(BaseScheduler):
         needy = [r for r in running if r.num_computed_tokens >= r.slots_until]
         if len(needy) * self.kv.num_groups > self.kv.num_free_blocks:
             return 0
-        for request in needy:
-            if new_blocks := self.kv.allocate_slots(request, 1):
-                plan.new_blocks[request.request_id] = new_blocks
+        if needy:
+            plan.new_blocks.update(self.kv.append_slots(needy))
         for request in running:
             request.num_computed_tokens += 1
         plan.request_ids = [request.request_id for request in running]

@@ -85,6 +85,7 @@ class RegionMachine(RuleBasedStateMachine):
             assert grown.taken.tolist() == grown.evicted.tolist() == [0] * count
         else:
             assert self.kv.allocate_slots(some, count) == ()
+            assert self.kv.append_slots([some]) == {}
         some.num_computed_tokens += count
 
     @precondition(lambda self: self.requests)

@@ -139,6 +139,31 @@ class ManagerMachine(RuleBasedStateMachine):
         request.num_computed_tokens += num_new + accepted
         request.num_tokens += accepted
 
+    @precondition(lambda self: self.running)
+    @rule()
+    def decode_together(self) -> None:
+        """One known token of each, at once."""
+        decoding = [
+            r
+            for r in self.running
+            if r.num_tokens - r.num_computed_tokens == 1
+            or (r.num_tokens == r.num_computed_tokens and r.num_tokens < r.stop_len)
+        ]
+        if len(decoding) * self.kv.num_groups > len(self.model.queue):
+            return
+        for request in decoding:
+            request.num_tokens = request.num_computed_tokens + 1
+        expected = {}
+        for request in decoding:
+            blocks = self.model.allocate_slots(request, 1, None, 0)
+            assert blocks is not None
+            if any(blocks):
+                expected[request.request_id] = blocks
+        added = self.kv.append_slots(decoding)
+        assert {i: [list(b) for b in blocks] for i, blocks in added.items()} == expected
+        for request in decoding:
+            request.num_computed_tokens += 1
+
     @precondition(lambda self: self.running and self.kv.num_groups == 1)
     @rule(data=st.data())
     def leap(self, data: st.DataObject) -> None:
