@@ -58,7 +58,8 @@ FinishReason = str
 """`length`, `stop`, `abort` or `rejected`; None while unfinished."""
 
 AdmissionStop = str
-"""What ended admission in a step: `budget`, `max_num_seqs`, `blocks`, `preemption` or `empty`."""
+"""What ended admission in a step: `budget`, `max_num_seqs`, `blocks`, `preemption` or `empty`;
+`batch`: a policy that admits nobody before its batch has ended."""
 
 
 class MmItem(NamedTuple):
@@ -204,7 +205,8 @@ class StepPlan:
     """What the scheduler decided for one step. Columns, because a step is priced as a whole.
 
     `request_ids`, `starts`, `num_tokens` and `samples` run in parallel, in the order scheduled:
-    running requests first, then those admitted. Sparse facts are mappings by request id.
+    running requests first, then those admitted (policies may mix them). Sparse facts are mappings
+    by request id.
     A plan is not changed after `schedule()` has returned it.
     """
 

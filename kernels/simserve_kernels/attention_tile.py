@@ -56,6 +56,7 @@ class Options(NamedTuple):
     one_tile: bool  # no sequence that is served has more rows than a tile
     block_m: int
     block_n: int
+    prefetch: bool = False
 
 
 class Numbers(NamedTuple):
@@ -120,7 +121,7 @@ def _find_tile(query_start: tl.tensor, num_seqs: tl.tensor, opt: tl.constexpr) -
     The tiles of sequence s begin at `its first row // block_m + s`: at most one more than its rows
     need, and that one finds that it has no rows.
     """
-    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    pid = tl.num_programs(1) - 1 - tl.program_id(1)
     if opt.one_tile:
         return pid, 0
     seqs = tl.arange(0, opt.seqs_pad)
@@ -176,6 +177,7 @@ def _load_tiles(
     table_row: tl.tensor,
     keys: tl.tensor,
     loaded: tl.tensor,
+    ahead: tl.tensor,
     by: Strides,
     opt: tl.constexpr,
     MASKED: tl.constexpr,
@@ -191,6 +193,8 @@ def _load_tiles(
         # Block numbers times strides leave 32 bits.
         if MASKED:
             blocks = tl.load(entries, mask=loaded, other=0).to(tl.int64)
+        elif opt.prefetch:
+            blocks = ahead.to(tl.int64)
         else:
             blocks = tl.load(entries).to(tl.int64)
         k_rows = blocks * by.k_block + slots * by.k_slot
@@ -229,12 +233,20 @@ def _attend(
     acc, l, m = state
     q_tile, positions, slopes = row
     log2_scale = num.scale * LOG2_E
+    PREFETCH: tl.constexpr = opt.prefetch and opt.block_size > 0 and not MASKED
+    ahead = span[0]
+    if PREFETCH:
+        keys = tl.multiple_of(span[0], BLOCK_N) + tl.arange(0, BLOCK_N)
+        ahead = tl.load(cache[2] + keys // opt.block_size, mask=keys < span[1], other=0)
     for begin in tl.range(span[0], span[1], BLOCK_N):
         keys = tl.multiple_of(begin, BLOCK_N) + tl.arange(0, BLOCK_N)
         loaded = (keys >= span[2]) & (keys <= span[3])
         k_tile, v_tile = _load_tiles(
-            cache[0], cache[1], cache[2], keys, loaded, by, opt, MASKED
+            cache[0], cache[1], cache[2], keys, loaded, ahead, by, opt, MASKED
         )
+        if PREFETCH:
+            later = keys + BLOCK_N
+            ahead = tl.load(cache[2] + later // opt.block_size, mask=later < span[1], other=0)
         k_tile = tl.trans(k_tile.to(q_tile.dtype))
         scores = tl.dot(q_tile, k_tile, input_precision=PRECISION)
         if opt.alibi or opt.soft_cap:
@@ -311,14 +323,14 @@ def attention_kernel(
 ) -> None:
     """Attention of varlen queries over paged keys, or over contiguous ones (block_size 0).
 
-    Grid: (tiles, K/V heads), where `tiles` is an upper bound; the spare programs return at once. A
+    Grid: (K/V heads, tiles), where `tiles` is an upper bound; the spare programs return at once. A
     program owns `block_m` rows of one sequence and one K/V head, from their first visible key to
     their last, and stores them once. Program numbers run backwards: the tiles at a sequence's end,
     which see the most keys, start first.
 
     Sequences of fewer rows than `min_rows`, or more than `max_rows`, are left to another launch.
     """
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
     seq, tile = _find_tile(query_start, num_seqs, opt)
     token = tl.load(query_start + seq)
     query_len = tl.load(query_start + seq + 1) - token

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -12,8 +10,8 @@ __all__ = ["biased_scores", "load_k", "load_v", "locate"]
 
 @triton.jit
 def locate(
-    table_row: Any, token: Any, seen: Any, BLOCK_SIZE: tl.constexpr
-) -> Any:
+    table_row: tl.tensor, token: tl.tensor, seen: tl.tensor, BLOCK_SIZE: tl.constexpr
+) -> tl.tensor:
     """Return (block, place in the block) of each token, int64; table entries of others are 0.
 
     int64, because block · stride passes 2^31 in a cache of a few GB.
@@ -24,17 +22,17 @@ def locate(
 
 @triton.jit
 def load_k(
-    k_head: Any,
-    block: Any,
-    place: Any,
-    seen: Any,
-    dim: Any,
-    k_block: Any,
-    k_slot: Any,
-    k_outer: Any,
+    k_head: tl.tensor,
+    block: tl.tensor,
+    place: tl.tensor,
+    seen: tl.tensor,
+    dim: tl.tensor,
+    k_block: tl.tensor,
+    k_slot: tl.tensor,
+    k_outer: tl.tensor,
     X: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Return the K tile `[tokens, dims]`; tokens not seen are not read."""
     row = block * k_block + place * k_slot
     column = (dim // X) * k_outer + dim % X
@@ -44,21 +42,21 @@ def load_k(
 
 @triton.jit
 def load_v(
-    v_head: Any,
-    block: Any,
-    place: Any,
-    token: Any,
-    seen: Any,
-    low: Any,
-    high: Any,
-    dim: Any,
-    v_block: Any,
-    v_slot: Any,
-    v_dim: Any,
+    v_head: tl.tensor,
+    block: tl.tensor,
+    place: tl.tensor,
+    token: tl.tensor,
+    seen: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    dim: tl.tensor,
+    v_block: tl.tensor,
+    v_slot: tl.tensor,
+    v_dim: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     VECTOR: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Return the V tile `[tokens, dims]`, 0 where a token is not seen: weight 0 × NaN is NaN.
 
     VECTOR > 1 says that runs of so many tokens are contiguous and aligned (the packed layout). A
@@ -82,13 +80,13 @@ def load_v(
 
 @triton.jit
 def biased_scores(
-    scores: Any,
-    distance: Any,
-    slope: Any,
-    soft_cap: Any,
+    scores: tl.tensor,
+    distance: tl.tensor,
+    slope: tl.tensor,
+    soft_cap: tl.tensor,
     ALIBI: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Cap scaled scores, then add slope · (key position − query position)."""
     if SOFT_CAP:
         # tanh(x) = 1 − 2 / (e^2x + 1), right at both infinities

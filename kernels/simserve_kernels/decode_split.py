@@ -12,8 +12,9 @@ A program owns one chunk and the query heads of one KV head: it loads K and V on
 group and multiplies on the tensor cores (group padded to 16 rows), with online softmax (m, l and
 the accumulator in float32; base-2 exponents). A sequence of one chunk is finished by its
 program. Others leave (accumulator, m, l) in a float32 workspace for a second kernel:
-m = max m_j, out = Σ A_j 2^(m_j − m) / Σ l_j 2^(m_j − m). No chunk is ever empty, so that no m_j is −inf.
-This is split-KV as in Flash-Decoding (Dao et al., 2023), with the splits taken from the lengths.
+m = max m_j, out = Σ A_j 2^(m_j − m) / Σ l_j 2^(m_j − m). No chunk is ever
+empty, so that no m_j is −inf. This is split-KV as in Flash-Decoding (Dao et al., 2023), with
+the splits taken from the lengths.
 
 fp8 K and V are exact in float16, in which they are multiplied: q is divided by its largest
 element first (and the scores multiplied by it), so that any bfloat16 or float32 q fits.
@@ -22,7 +23,7 @@ element first (and the scores multiplied by it), so that any bfloat16 or float32
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -38,7 +39,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 _MIN_CHUNK_TOKENS = 256
 _PROGRAMS_PER_SM = 4
-_INTERPRETED_SMS = 4
+_INTERPRETED_SMS = 2
 
 
 class SplitTile(NamedTuple):
@@ -66,14 +67,14 @@ def _num_sms(device: torch.device) -> int:
 
 @triton.jit
 def _plan(
-    seq_lens: Any,
-    num_seqs: Any,
-    budget: Any,
+    seq_lens: tl.tensor,
+    num_seqs: tl.tensor,
+    budget: tl.tensor,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
     SEQS: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Return (sequence numbers, chunks of each, tiles a chunk of each), by the module's rule."""
     seq = tl.arange(0, SEQS)
     length = tl.load(seq_lens + seq, mask=seq < num_seqs, other=0).to(tl.int32)
@@ -89,34 +90,34 @@ def _plan(
 
 @triton.jit
 def _split_kernel(
-    out: Any,
-    partials: Any,
-    maxima: Any,
-    sums: Any,
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_table: Any,
-    seq_lens: Any,
-    alibi_slopes: Any,
-    num_seqs: Any,
-    budget: Any,
-    scale: Any,
-    v_scale: Any,
-    soft_cap: Any,
-    out_seq: Any,
-    out_head: Any,
-    q_seq: Any,
-    q_head: Any,
-    table_seq: Any,
-    k_block: Any,
-    k_slot: Any,
-    k_head: Any,
-    k_outer: Any,
-    v_block: Any,
-    v_slot: Any,
-    v_head: Any,
-    v_dim: Any,
+    out: tl.tensor,
+    partials: tl.tensor,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    block_table: tl.tensor,
+    seq_lens: tl.tensor,
+    alibi_slopes: tl.tensor,
+    num_seqs: tl.tensor,
+    budget: tl.tensor,
+    scale: tl.tensor,
+    v_scale: tl.tensor,
+    soft_cap: tl.tensor,
+    out_seq: tl.tensor,
+    out_head: tl.tensor,
+    q_seq: tl.tensor,
+    q_head: tl.tensor,
+    table_seq: tl.tensor,
+    k_block: tl.tensor,
+    k_slot: tl.tensor,
+    k_head: tl.tensor,
+    k_outer: tl.tensor,
+    v_block: tl.tensor,
+    v_slot: tl.tensor,
+    v_head: tl.tensor,
+    v_dim: tl.tensor,
     X: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -178,7 +179,7 @@ def _split_kernel(
     v_start = v_cache + kv_head.to(tl.int64) * v_head
     table_row = block_table + seq * table_seq
     m = tl.full([ROWS], float("-inf"), tl.float32)
-    l = tl.zeros([ROWS], tl.float32)
+    norm = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
     for start in tl.range(begin, high, TILE):
         token = tl.multiple_of(start, TILE) + tl.arange(0, TILE)
@@ -201,36 +202,34 @@ def _split_kernel(
         m_new = tl.maximum(m, tl.max(scores, axis=1))
         alpha = tl.exp2(m - m_new)
         weights = tl.exp2(scores - m_new[:, None])
-        l = l * alpha + tl.sum(weights, axis=1)
+        norm = norm * alpha + tl.sum(weights, axis=1)
         values = values.to(query.dtype)
-        acc = tl.dot(
-            weights.to(query.dtype), values, acc * alpha[:, None], input_precision="ieee"
-        )
+        acc = tl.dot(weights.to(query.dtype), values, acc * alpha[:, None], input_precision="ieee")
         m = m_new
 
     if num_chunks == 1:
-        result = acc * (v_scale / l)[:, None]
+        result = acc * (v_scale / norm)[:, None]
         pointers = out + seq * out_seq + head[:, None].to(tl.int64) * out_head + dim[None, :]
         tl.store(pointers, result.to(out.dtype.element_ty), mask=stored)
     else:
         row = chunk.to(tl.int64) * HEADS + head
         tl.store(partials + row[:, None] * HEAD_SIZE + dim[None, :], acc, mask=stored)
         tl.store(maxima + row, m, mask=member < GROUP)
-        tl.store(sums + row, l, mask=member < GROUP)
+        tl.store(sums + row, norm, mask=member < GROUP)
 
 
 @triton.jit
 def _merge_kernel(
-    out: Any,
-    partials: Any,
-    maxima: Any,
-    sums: Any,
-    seq_lens: Any,
-    num_seqs: Any,
-    budget: Any,
-    v_scale: Any,
-    out_seq: Any,
-    out_head: Any,
+    out: tl.tensor,
+    partials: tl.tensor,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    seq_lens: tl.tensor,
+    num_seqs: tl.tensor,
+    budget: tl.tensor,
+    v_scale: tl.tensor,
+    out_seq: tl.tensor,
+    out_head: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PAD: tl.constexpr,
@@ -251,7 +250,7 @@ def _merge_kernel(
 
     dim = tl.arange(0, HEAD_PAD)
     m = -float("inf")
-    l = 0.0
+    norm = 0.0
     acc = tl.zeros([HEAD_PAD], tl.float32)
     for start in range(0, num_chunks, PARTS):
         part = start + tl.arange(0, PARTS)
@@ -265,10 +264,10 @@ def _merge_kernel(
         m_new = tl.maximum(m, tl.max(maximum, axis=0))
         alpha = tl.exp2(m - m_new)
         weight = tl.exp2(maximum - m_new)
-        l = l * alpha + tl.sum(weight * total, axis=0)
+        norm = norm * alpha + tl.sum(weight * total, axis=0)
         acc = acc * alpha + tl.sum(weight[:, None] * partial, axis=0)
         m = m_new
-    result = acc * (v_scale / tl.where(num_chunks > 0, l, 1.0))
+    result = acc * (v_scale / tl.where(num_chunks > 0, norm, 1.0))
     pointers = out + seq.to(tl.int64) * out_seq + head.to(tl.int64) * out_head + dim
     tl.store(pointers, result.to(out.dtype.element_ty), mask=dim < HEAD_SIZE)
 

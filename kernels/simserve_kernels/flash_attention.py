@@ -5,7 +5,7 @@ Sequence s has the queries `query_start_loc[s]..query_start_loc[s+1]` and the ke
 online softmax are those of `attention_tile` (after Dao et al., "FlashAttention", 2022, and
 "FlashAttention-2", 2023): per row (m, l, A) in float32, O = A / l.
 
-Grid: (tiles of rows, K/V heads); a program owns one tile of one sequence and one K/V head. There
+Grid: (K/V heads, tiles of rows); a program owns one tile of one sequence and one K/V head. There
 are tokens × group // block_m + sequences tiles, an upper bound; spare programs return at once.
 """
 
@@ -147,7 +147,7 @@ def _launch(
     )
     num_tiles = num_seqs + q.shape[0] * group // tile.block_m
     with device_guard(q):
-        attention_kernel[(num_tiles, k.shape[1])](
+        attention_kernel[(k.shape[1], num_tiles)](
             out, q, k, v, None, query_start_loc, None, key_start_loc, alibi_slopes,
             num_seqs, num, by, opt, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip

@@ -9,8 +9,6 @@ each of its loads is independent of the others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -35,7 +33,7 @@ _TOKENS = {"nhd": 2, "packed": 8}
 
 
 @triton.jit
-def _to_cache(values: Any, scale: Any, FP8: tl.constexpr) -> Any:
+def _to_cache(values: tl.tensor, scale: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
     """Quantise where the cache is fp8: divide by the scale, saturate; NaN stays NaN."""
     if FP8:
         values = values.to(tl.float32) / scale
@@ -45,26 +43,26 @@ def _to_cache(values: Any, scale: Any, FP8: tl.constexpr) -> Any:
 
 @triton.jit
 def _kv_write_kernel(
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    slot_mapping: Any,
-    num_tokens: Any,
-    k_scale: Any,
-    v_scale: Any,
-    k_token: Any,
-    k_token_head: Any,
-    v_token: Any,
-    v_token_head: Any,
-    k_block: Any,
-    k_slot: Any,
-    k_head: Any,
-    k_outer: Any,
-    v_block: Any,
-    v_slot: Any,
-    v_head: Any,
-    v_dim: Any,
+    k: tl.tensor,
+    v: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    slot_mapping: tl.tensor,
+    num_tokens: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
+    k_token: tl.tensor,
+    k_token_head: tl.tensor,
+    v_token: tl.tensor,
+    v_token_head: tl.tensor,
+    k_block: tl.tensor,
+    k_slot: tl.tensor,
+    k_head: tl.tensor,
+    k_outer: tl.tensor,
+    v_block: tl.tensor,
+    v_slot: tl.tensor,
+    v_head: tl.tensor,
+    v_dim: tl.tensor,
     X: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,

@@ -12,7 +12,7 @@ both ways must move.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -111,8 +111,8 @@ def naive_attention(
 
 @triton.jit
 def _scores_kernel(
-    scores: Any, q: Any, k: Any, scale: Any, q_token: Any, q_head: Any, k_token: Any, k_head: Any,
-    q_len: Any, kv_len: Any, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
+    scores: tl.tensor, q: tl.tensor, k: tl.tensor, scale: tl.tensor, q_token: tl.tensor, q_head: tl.tensor, k_token: tl.tensor, k_head: tl.tensor,
+    q_len: tl.tensor, kv_len: tl.tensor, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
     BLOCK: tl.constexpr, IEEE: tl.constexpr, CAUSAL: tl.constexpr,
 ) -> None:  # fmt: skip
     head = tl.program_id(2).to(tl.int64)
@@ -135,7 +135,7 @@ def _scores_kernel(
 
 
 @triton.jit
-def _softmax_kernel(weights: Any, scores: Any, kv_len: Any, BLOCK: tl.constexpr) -> None:
+def _softmax_kernel(weights: tl.tensor, scores: tl.tensor, kv_len: tl.tensor, BLOCK: tl.constexpr) -> None:
     start = tl.program_id(0).to(tl.int64) * kv_len
     m = tl.full([BLOCK], -1e30, tl.float32)
     l = tl.zeros([BLOCK], tl.float32)
@@ -156,8 +156,8 @@ def _softmax_kernel(weights: Any, scores: Any, kv_len: Any, BLOCK: tl.constexpr)
 
 @triton.jit
 def _output_kernel(
-    out: Any, weights: Any, v: Any, out_token: Any, out_head: Any, v_token: Any, v_head: Any,
-    q_len: Any, kv_len: Any, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
+    out: tl.tensor, weights: tl.tensor, v: tl.tensor, out_token: tl.tensor, out_head: tl.tensor, v_token: tl.tensor, v_head: tl.tensor,
+    q_len: tl.tensor, kv_len: tl.tensor, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
     BLOCK: tl.constexpr, IEEE: tl.constexpr,
 ) -> None:  # fmt: skip
     head = tl.program_id(1).to(tl.int64)

@@ -6,7 +6,6 @@ query and key parts of a fused projection; the last dimension is contiguous.
 
 from __future__ import annotations
 
-from typing import Any
 
 import torch
 import triton
@@ -79,8 +78,8 @@ def rms_norm(
 
 @triton.jit
 def _rms_norm_kernel(
-    out: Any, x: Any, weight: Any, residual: Any, eps: Any, x_token: Any, x_head: Any,
-    residual_token: Any, residual_head: Any, num_heads: Any, SIZE: tl.constexpr,
+    out: tl.tensor, x: tl.tensor, weight: tl.tensor, residual: tl.tensor, eps: tl.tensor, x_token: tl.tensor, x_head: tl.tensor,
+    residual_token: tl.tensor, residual_head: tl.tensor, num_heads: tl.tensor, SIZE: tl.constexpr,
     SIZE_PAD: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -146,7 +145,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch
 
 @triton.jit
 def _rotate(
-    x: Any, cos: Any, sin: Any, stride: Any, num_heads: Any, half: Any, HEADS: tl.constexpr,
+    x: tl.tensor, cos: tl.tensor, sin: tl.tensor, stride: tl.tensor, num_heads: tl.tensor, half: tl.tensor, HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ) -> None:  # fmt: skip
     heads, dims = tl.arange(0, HEADS), tl.arange(0, HALF)
@@ -161,8 +160,8 @@ def _rotate(
 
 @triton.jit
 def _rope_kernel(
-    q: Any, k: Any, positions: Any, table: Any, q_token: Any, q_head: Any, k_token: Any,
-    k_head: Any, table_row: Any, num_heads: tl.constexpr, num_kv_heads: tl.constexpr,
+    q: tl.tensor, k: tl.tensor, positions: tl.tensor, table: tl.tensor, q_token: tl.tensor, q_head: tl.tensor, k_token: tl.tensor,
+    k_head: tl.tensor, table_row: tl.tensor, num_heads: tl.constexpr, num_kv_heads: tl.constexpr,
     HALF: tl.constexpr, Q_PAD: tl.constexpr, K_PAD: tl.constexpr, HALF_PAD: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -208,7 +207,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _silu_mul_kernel(out: Any, x: Any, x_token: Any, size: Any, BLOCK: tl.constexpr) -> None:
+def _silu_mul_kernel(out: tl.tensor, x: tl.tensor, x_token: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
     token = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = dims < size

@@ -8,7 +8,7 @@ skipped. Query i stands at position seq_len - q_len + i and sees the keys at 0..
 
 The tile, its online softmax and the formula of the scores are those of `attention_tile`.
 
-Grid: (tiles of rows, K/V heads); a program owns one tile of one sequence and one K/V head. The host
+Grid: (K/V heads, tiles of rows); a program owns one tile of one sequence and one K/V head. The host
 does not wait for the device, so it knows the lengths' sum only: there are tokens × group // block_m
 + sequences tiles, an upper bound. Where short and long sequences may meet in one batch, two
 launches follow each other: tall tiles for the long ones, tiles of 16 rows for those whose
@@ -171,9 +171,7 @@ def _launch(
     head_pad = triton.next_power_of_2(shape.head_size)
     strides = kv_strides(call.k_cache, call.v_cache, call.layout)._asdict()
     pack = strides.pop("x")
-    by = Strides(
-        *call.out.stride()[:2], *q.stride()[:2], call.block_table.stride(0), **strides
-    )
+    by = Strides(*call.out.stride()[:2], *q.stride()[:2], call.block_table.stride(0), **strides)
     for min_rows, max_rows, height in _launches(max_query_len * group, num_seqs, tile):
         chosen = tile or choose_tile(q.dtype, call.k_cache.dtype, head_pad, height)
         one_tile = 0 < max_rows <= chosen.block_m
@@ -195,9 +193,10 @@ def _launch(
             one_tile=one_tile,
             block_m=chosen.block_m,
             block_n=chosen.block_n,
+            prefetch=bool(int(__import__("os").environ.get("PREFETCH", "0"))),
         )
         with device_guard(q):
-            attention_kernel[(num_tiles, shape.num_kv_heads)](
+            attention_kernel[(shape.num_kv_heads, num_tiles)](
                 call.out, q, call.k_cache, call.v_cache, call.block_table,
                 call.query_start_loc, call.seq_lens, call.seq_lens, call.alibi_slopes,
                 num_seqs, num, by, opt, num_warps=chosen.num_warps, num_stages=chosen.num_stages,

@@ -118,6 +118,8 @@ def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
     )
     if config.async_scheduling and config.kind != "vllm":
         raise ConfigError(f"scheduler.async_scheduling: kind vllm has it, not '{config.kind}'")
+    if config.speculative is not None and config.kind != "vllm" and ":" not in config.kind:
+        raise ConfigError(f"scheduler.speculative: kind vllm takes drafts, not '{config.kind}'")
     cls = VllmAsyncScheduler if config.async_scheduling else resolve("schedulers", config.kind)
     check_protocol(cls, "schedulers")
     scheduler: Scheduler = cls(params, kv)

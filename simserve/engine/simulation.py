@@ -67,7 +67,7 @@ def _complaint(engine: Engine, parts: EngineParts) -> str:
 
 @contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
-    """A simulation makes many objects and hardly a cycle: looking for cycles takes a tenth of it."""
+    """A simulation makes many objects and few cycles; looking for them takes a tenth of it."""
     before = gc.get_threshold()
     gc.set_threshold(100_000, 50, 100)
     try:

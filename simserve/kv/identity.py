@@ -42,12 +42,6 @@ class Stretch:
         self.duplicates: dict[tuple[int, int], list[int]] | None = None
         """Further blocks under (group, index), in order of insertion."""
 
-    @property
-    def num_cached(self) -> int:
-        """Blocks that lie under its identities."""
-        count = sum(int(np.count_nonzero(cached)) for cached in self.cached)
-        return count + sum(map(len, (self.duplicates or {}).values()))
-
     def room_for(self, group: int, count: int) -> Blocks:
         """The group's array of cached blocks, at least `count` long."""
         cached = self.cached[group]

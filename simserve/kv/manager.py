@@ -7,29 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from simserve.errors import SimserveError
-from simserve.kv.block_pool import BlockPool
 from simserve.kv.free_queue import Blocks, FreeQueue
 from simserve.kv.groups import FullAttention, Group, SlidingWindow, find_hit
-from simserve.kv.identity import Chain, IdentityTrie
+from simserve.kv.held import Held, HeldBlocks
+from simserve.kv.identity import Chain
 from simserve.protocols import BlockStats, Grown, PrefixHit
 from simserve.types import Request
 
 __all__ = ["PagedKVCacheManager"]
 
 
-class _Held:
-    """What a request holds: its block table per group, and how far it is committed to the cache."""
-
-    __slots__ = ("chain", "committed", "tables")
-
-    def __init__(self, num_groups: int) -> None:
-        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
-        self.committed = [0] * num_groups
-        self.chain: Chain | None = None
-
-
-class PagedKVCacheManager:
+class PagedKVCacheManager(HeldBlocks):
     """Hands out blocks of `block_size` tokens on demand and finds cached prefixes.
 
     Args:
@@ -53,22 +41,17 @@ class PagedKVCacheManager:
         drop_last_hit: bool = False,
         free_queue: Any = FreeQueue,
     ) -> None:
-        self.num_gpu_blocks = num_gpu_blocks
-        self.block_size = block_size
-        self.enable_prefix_caching = enable_prefix_caching
-        self.groups = tuple(groups)
-        self.num_groups = len(self.groups)
+        super().__init__(
+            num_gpu_blocks=num_gpu_blocks,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            groups=groups,
+            free_queue=free_queue,
+        )
         self._max_model_len = max_model_len
         self._drop_last_hit = drop_last_hit
-        self._trie = IdentityTrie(block_size, len(self.groups))
-        self.pool = BlockPool(
-            num_gpu_blocks, self._trie, free_queue(num_gpu_blocks), len(self.groups)
-        )
-        self._held: dict[str, _Held] = {}
-        self._windows = [(g, w) for g, w in enumerate(self.groups) if isinstance(w, SlidingWindow)]
-        self._single = len(self.groups) == 1 and not self._windows
         nothing = np.zeros(0, dtype=np.int32)
-        self._no_hit = PrefixHit((nothing,) * len(self.groups), 0)
+        self._no_hit = PrefixHit((nothing,) * self.num_groups, 0)
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -81,10 +64,6 @@ class PagedKVCacheManager:
     def stats(self) -> BlockStats:
         """Counters since the start."""
         return BlockStats(self.pool.evicted_cached_blocks, self.pool.num_cached_keys)
-
-    def get_block_ids(self, request: Request) -> tuple[Sequence[int], ...]:
-        """The block table of a request, per KV group."""
-        return tuple(self._held_by(request).tables)
 
     def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
         """Whether an otherwise empty pool could hold a request that computes so many tokens.
@@ -185,26 +164,6 @@ class PagedKVCacheManager:
         self._note_slots(request, held)
         return new_blocks
 
-    def free(self, request: Request) -> None:
-        """Give back a request's blocks, last first. The cache keys stay. Idempotent."""
-        held = self._held.get(request.request_id)
-        if held is None:
-            return
-        for g, table in enumerate(held.tables):
-            if table:
-                blocks = np.array(table[::-1], dtype=np.int32)
-                self.pool.free(blocks[blocks > 0] if self._windows else blocks)
-                held.tables[g] = []
-            held.committed[g] = 0
-        request.slots_until = 0
-
-    def forget(self, request: Request) -> None:
-        """Free what a finished request holds and drop all that is known of it."""
-        self.free(request)
-        held = self._held.pop(request.request_id, None)
-        if held is not None and held.chain is not None:
-            self._trie.release(held.chain)
-
     # -- decodes --------------------------------------------------------------------
 
     def append_slots(self, requests: Sequence[Request]) -> Mapping[str, tuple[Sequence[int], ...]]:
@@ -247,7 +206,11 @@ class PagedKVCacheManager:
         if not self._single:
             return 0
         size = self.block_size
-        free = self.num_free_blocks if head is None else self._blocks_until_hit_changes(head)
+        free: int | None = self.num_free_blocks
+        if head is not None:
+            free = self._blocks_until_hit_changes(head, requests)
+        if free is None:
+            return 0
         if len(requests) * (limit // size + 1) <= free:
             return limit
         computed = np.array([r.num_computed_tokens for r in requests])
@@ -295,58 +258,48 @@ class PagedKVCacheManager:
     def _commit_in_order(self, requests: Sequence[Request], count: int) -> None:
         """Commit what `count` further steps complete, block by block as single steps would."""
         size = self.block_size
-        completed: list[tuple[int, int, Request, _Held]] = []
+        completed: list[tuple[int, int, Request, Held]] = []
         for position, request in enumerate(requests):
             held = self._held[request.request_id]
             computed = request.num_computed_tokens
             first = (held.committed[0] + 1) * size - computed
-            completed.extend((step, position, request, held) for step in range(first, count + 1, size))
+            steps = range(first, count + 1, size)
+            completed.extend((step, position, request, held) for step in steps)
         completed.sort(key=_by_step_and_position)
         for _, _, request, held in completed:
             self._commit_next(request, held)
 
-    def _blocks_until_hit_changes(self, head: Request) -> int:
-        """So many blocks can be handed out to decodes before a blocked request's hit may change.
+    def _blocks_until_hit_changes(self, head: Request, running: Sequence[Request]) -> int | None:
+        """So many blocks can be handed out to decodes before a blocked request's hit shrinks.
 
-        A hit shrinks when one of its blocks is evicted. It grows when somebody commits the first
-        block that it lacks, which nobody can if only this request's chain goes there.
+        It shrinks when one of its blocks is evicted. None if it may grow meanwhile: a running
+        request goes on to commit the first block that it lacks.
         """
         hit = self.get_computed_blocks(head)
         if hit is None:
             return self.num_free_blocks
         chain = self._chain(head)
         (blocks,) = hit.blocks
-        if len(blocks) < min((head.num_tokens - 1) // self.block_size, chain.num_blocks):
-            stretch, _ = chain.at(len(blocks))
-            if stretch.refs - stretch.num_cached > 1:
-                return 0
+        is_whole = len(blocks) == min((head.num_tokens - 1) // self.block_size, chain.num_blocks)
+        if not is_whole and any(self._may_commit(r, len(blocks), chain) for r in running):
+            return None
         unused = blocks[self.pool.ref_counts[blocks] == 0]
         return self.pool.free_queue.num_before(unused) if len(unused) else self.num_free_blocks
 
+    def _may_commit(self, request: Request, block: int, chain: Chain) -> bool:
+        """Whether a request goes on to complete the block that `chain` has in this place."""
+        held = self._held[request.request_id]
+        own = held.chain
+        return (
+            own is not None
+            and own.num_blocks > block >= held.committed[0]
+            and own.at(block) == chain.at(block)
+        )
+
     # -- inside ----------------------------------------------------------------------------------
 
-    def _held_by(self, request: Request) -> _Held:
-        held = self._held.get(request.request_id)
-        if held is None:
-            held = self._held[request.request_id] = _Held(len(self.groups))
-        return held
-
-    def _note_slots(self, request: Request, held: _Held) -> None:
-        """Until when this request needs neither a block nor a commit."""
-        if not self._windows:
-            until = self.block_size * len(held.tables[0])
-            if self.enable_prefix_caching:
-                until = min(until, self.block_size * (held.committed[0] + 1) - 1)
-            request.slots_until = until
-
-    def _chain(self, request: Request) -> Chain:
-        held = self._held_by(request)
-        if held.chain is None:
-            held.chain = self._trie.chain(request.trace)
-        return held.chain
-
     def _allocate(
-        self, held: _Held, num_blocks: int, hit: PrefixHit | None
+        self, held: Held, num_blocks: int, hit: PrefixHit | None
     ) -> tuple[Sequence[int], ...] | None:
         """Bring all tables to `num_blocks` blocks, hits first; None if too few are free."""
         hits: list[Blocks] = []
@@ -375,32 +328,6 @@ class PagedKVCacheManager:
             table.extend(blocks_of_group)
             new_blocks.append(blocks_of_group)
         return tuple(new_blocks)
-
-    def _commit_next(self, request: Request, held: _Held) -> None:
-        """`_commit` one more block in a single group."""
-        chain = held.chain or self._chain(request)
-        block = held.committed[0]
-        held.committed[0] = block + 1
-        stretch, index = chain.at(block)
-        self.pool.commit_one(stretch, index, 0, held.tables[0][block])
-
-    def _commit(self, request: Request, held: _Held, full_blocks: int) -> None:
-        chain = held.chain or self._chain(request)
-        for g, table in enumerate(held.tables):
-            start = held.committed[g]
-            if full_blocks <= start:
-                continue
-            held.committed[g] = full_blocks
-            if table[start] == 0:
-                raise SimserveError(
-                    f"request {request.request_id}: block {start} fell out of the sliding window "
-                    "before it was complete; the window is shorter than the accepted drafts"
-                )
-            done = start
-            for stretch, first, end in chain.between(start, full_blocks):
-                stop = done + end - first
-                self.pool.commit(stretch, first, g, np.array(table[done:stop], dtype=np.int32))
-                done = stop
 
     def _drop_out_of_window(self, table: list[int], last_useful_block: int) -> None:
         """Give back what lies before the window, from its edge down to what is gone already."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +20,21 @@ if find_spec("torch") is not None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 POISON = (2**31 - 1, -1)
+
+
+def fresh_seed() -> int:
+    """Return SIMSERVE_KERNEL_SEED, or a new number that all workers of a parallel run share."""
+    chosen = os.environ.get("SIMSERVE_KERNEL_SEED")
+    if chosen is not None:
+        return int(chosen)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    return secrets.randbelow(2**20) if run is None else zlib.crc32(run.encode()) % 2**20
+
+
+@pytest.fixture(scope="session", params=[fresh_seed()], ids=lambda seed: f"seed{seed}")
+def seed(request: pytest.FixtureRequest) -> int:
+    """Fresh inputs in every run; the test's id says how to draw them again."""
+    return int(request.param)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,11 +90,11 @@ class Paged:
 
 
 @pytest.fixture
-def paged(device: str) -> Callable[..., Paged]:
+def paged(device: str, seed: int) -> Callable[..., Paged]:
     """Build random sequences in a poisoned cache: see `build` below."""
 
     def build(
-        seed: int,
+        salt: int,
         seq_lens: list[int],
         *,
         num_tokens: int | None = None,
@@ -99,7 +116,7 @@ def paged(device: str) -> Callable[..., Paged]:
         """
         from simserve_kernels import layouts, reference
 
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed * 1000 + salt)
         counts = [-(-length // block_size) for length in seq_lens]
         num_blocks = sum(counts) + 3
         order = torch.randperm(num_blocks, generator=generator)

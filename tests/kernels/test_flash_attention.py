@@ -19,12 +19,16 @@ SMALL = Tile(16, 16, 4, 2)
 BOUND = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-3}
 
 
+@pytest.fixture(autouse=True)
+def fresh_inputs(seed: int, device: str) -> None:
+    torch.manual_seed(seed)
+
+
 def draw(
     q_len: int, kv_len: int, head_size: int, dtype: torch.dtype, heads: tuple[int, int] = (4, 2)
 ) -> list[torch.Tensor]:
-    random = torch.Generator().manual_seed(q_len * 1000 + kv_len + head_size)
     shapes = [(q_len, heads[0]), (kv_len, heads[1]), (kv_len, heads[1])]
-    tensors = [torch.randn(*shape, head_size, generator=random) for shape in shapes]
+    tensors = [torch.randn(*shape, head_size) for shape in shapes]
     return [tensor.to(dtype).to(DEVICE) for tensor in tensors]
 
 
@@ -39,7 +43,9 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("q_len", "kv_len", "head_size"), [(37, 37, 64), (1, 70, 80), (20, 50, 96)])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "head_size"), [(37, 37, 64), (1, 70, 80), (20, 50, 96)]
+)
 def test_one_sequence(
     q_len: int, kv_len: int, head_size: int, causal: bool, dtype: torch.dtype
 ) -> None:
@@ -52,7 +58,12 @@ def test_one_sequence(
 
 @pytest.mark.parametrize(
     "options",
-    [{"sliding_window": 9}, {"soft_cap": 2.0}, {"alibi": True}, {"sliding_window": 9, "causal": False}],
+    [
+        {"sliding_window": 9},
+        {"soft_cap": 2.0},
+        {"alibi": True},
+        {"sliding_window": 9, "causal": False},
+    ],
     ids=str,
 )
 def test_sequences_do_not_see_each_other(options: dict[str, Any]) -> None:

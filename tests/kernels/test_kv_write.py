@@ -36,9 +36,9 @@ def same(cache, other):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_size", "block_size"), [(64, 16), (80, 1), (96, 7), (192, 256)])
-def test_slots_are_written_and_no_others(device, layout, dtype, head_size, block_size):
+def test_slots_are_written_and_no_others(device, seed, layout, dtype, head_size, block_size):
     shape = layouts.CacheShape(max(2, 64 // block_size), block_size, 3, head_size)
-    k, v, slots = tokens(1, 21, shape, dtype, device)
+    k, v, slots = tokens(seed, 21, shape, dtype, device)
     slots[::4] = -1
     ours, wanted = two_caches(shape, layout, dtype, device)
     kv_write(k, v, *ours, slots, layout=layout)
@@ -49,10 +49,10 @@ def test_slots_are_written_and_no_others(device, layout, dtype, head_size, block
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_fp8_values_survive_their_scale(device, layout, dtype):
+def test_fp8_values_survive_their_scale(device, seed, layout, dtype):
     """Numbers that e4m3 holds exactly; rounding is tested on the GPU, which does it right."""
     shape = layouts.CacheShape(4, 16, 2, 64)
-    _, _, slots = tokens(2, 30, shape, dtype, device)
+    _, _, slots = tokens(seed, 30, shape, dtype, device)
     codes = torch.arange(30 * 2 * 64).remainder(127).to(torch.uint8).view(FP8)
     exact = codes.reshape(30, 2, 64).to(device).to(torch.float32)
     k, v = (exact * 0.5).to(dtype), (-exact * 2.0).to(dtype)
@@ -79,9 +79,9 @@ def test_fp8_saturates(device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_fp8_rounds_as_torch_does(device, layout, dtype):
+def test_fp8_rounds_as_torch_does(device, seed, layout, dtype):
     shape = layouts.CacheShape(128, 16, 8, 128)
-    k, v, slots = tokens(3, 2000, shape, dtype, device)
+    k, v, slots = tokens(seed, 2000, shape, dtype, device)
     k[:500] *= 1e-3
     v[:500] *= 300.0
     ours, wanted = two_caches(shape, layout, FP8, device)
@@ -93,9 +93,9 @@ def test_fp8_rounds_as_torch_does(device, layout, dtype):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_views(device, layout):
+def test_views(device, seed, layout):
     shape = layouts.CacheShape(4, 16, 2, 64)
-    k, v, slots = tokens(4, 10, shape, torch.float32, device)
+    k, v, slots = tokens(seed, 10, shape, torch.float32, device)
     fused = torch.cat([k, v], dim=1)
     ours, wanted = two_caches(shape, layout, torch.float32, device)
     interleaved = [torch.stack([cache, cache], dim=1) for cache in ours]
@@ -107,9 +107,9 @@ def test_views(device, layout):
     assert torch.equal(interleaved[0][:, 1], ours[0])
 
 
-def test_nothing_to_write(device):
+def test_nothing_to_write(device, seed):
     shape = layouts.CacheShape(4, 16, 2, 64)
-    k, v, slots = tokens(5, 6, shape, torch.float32, device)
+    k, v, slots = tokens(seed, 6, shape, torch.float32, device)
     ours, before = two_caches(shape, "nhd", torch.float32, device)
     kv_write(k, v, *ours, torch.full_like(slots, -1))
     kv_write(k[:0], v[:0], *ours, slots[:0])
@@ -131,9 +131,9 @@ def test_nothing_to_write(device):
         ({"v_scale": lambda a: 0.0}, ValueError, "v_scale is 0"),
     ],
 )
-def test_refusals(device, change, error, sentence):
+def test_refusals(device, seed, change, error, sentence):
     shape = layouts.CacheShape(4, 16, 2, 64)
-    k, v, slots = tokens(6, 6, shape, torch.float32, device)
+    k, v, slots = tokens(seed, 6, shape, torch.float32, device)
     k_cache, v_cache = layouts.allocate_cache(shape, "nhd", torch.float32, device)
     arguments = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slots}
     arguments |= {name: make(arguments) for name, make in change.items()}
@@ -143,9 +143,9 @@ def test_refusals(device, change, error, sentence):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_slots_beyond_2_31_elements(device, layout):
+def test_slots_beyond_2_31_elements(device, seed, layout):
     shape = layouts.CacheShape(131_080, 16, 8, 128)
-    k, v, _ = tokens(7, 4, shape._replace(num_blocks=1), torch.bfloat16, device)
+    k, v, _ = tokens(seed, 4, shape._replace(num_blocks=1), torch.bfloat16, device)
     k_cache, v_cache = layouts.allocate_cache(shape, layout, torch.bfloat16, device)
     slots = torch.tensor([5, 131_073 * 16 + 3, -1, 131_079 * 16 + 15], device=device)
     kv_write(k, v, k_cache, v_cache, slots, layout=layout)
