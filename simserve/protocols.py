@@ -16,6 +16,7 @@ __all__ = [
     "BlockStats",
     "CostModel",
     "Executor",
+    "GaugedKVCacheManager",
     "Grown",
     "KVCacheManager",
     "PrefixHit",
@@ -176,6 +177,18 @@ class KVCacheManager(Protocol):
         ...
 
 
+@runtime_checkable
+class GaugedKVCacheManager(Protocol):
+    """What an allocator may offer: numbers of its own, such as fragmentation, for every step.
+
+    Its `steps_that_fit` answers 0, so that no step is passed over.
+    """
+
+    def gauges(self) -> Mapping[str, int]:
+        """Current values by name; the names never change."""
+        ...
+
+
 class Scheduler(Protocol):
     """Decides what runs in each step."""
 
@@ -272,6 +285,8 @@ class StepRecord(NamedTuple):
     """After the schedule() of each step of the run, shape [count]."""
     num_evicted_blocks: NDArray[np.int64]
     """Cached blocks that the schedule() of each step evicted, shape [count]."""
+    gauges: Mapping[str, int] = {}
+    """What the KV manager reports of itself after the schedule() of a single step, if it does."""
 
 
 class Recorder(Protocol):

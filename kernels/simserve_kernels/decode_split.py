@@ -239,8 +239,7 @@ def _merge_kernel(
     SEQS: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    """Merge the chunks of one query head of one sequence; write 0 for a sequence of length 0."""
-    head = tl.program_id(0)
+    """Merge the chunks of one sequence, some of its query heads; 0 for a sequence of length 0."""
     seq = tl.program_id(1)
     numbers, chunks, _ = _plan(seq_lens, num_seqs, budget, WINDOW, TILE, MIN_TILES, SEQS)
     num_chunks = tl.sum(tl.where(numbers == seq, chunks, 0), axis=0)
@@ -249,27 +248,28 @@ def _merge_kernel(
     first = tl.sum(tl.where(numbers < seq, chunks, 0), axis=0)
 
     dim = tl.arange(0, HEAD_PAD)
-    m = -float("inf")
-    norm = 0.0
-    acc = tl.zeros([HEAD_PAD], tl.float32)
-    for start in range(0, num_chunks, PARTS):
-        part = start + tl.arange(0, PARTS)
-        valid = part < num_chunks
-        row = (first + part).to(tl.int64) * HEADS + head
-        maximum = tl.load(maxima + row, mask=valid, other=float("-inf"))
-        total = tl.load(sums + row, mask=valid, other=0.0)
-        pointers = partials + row[:, None] * HEAD_SIZE + dim[None, :]
-        mask = valid[:, None] & (dim < HEAD_SIZE)[None, :]
-        partial = tl.load(pointers, mask=mask, other=0.0)
-        m_new = tl.maximum(m, tl.max(maximum, axis=0))
-        alpha = tl.exp2(m - m_new)
-        weight = tl.exp2(maximum - m_new)
-        norm = norm * alpha + tl.sum(weight * total, axis=0)
-        acc = acc * alpha + tl.sum(weight[:, None] * partial, axis=0)
-        m = m_new
-    result = acc * (v_scale / tl.where(num_chunks > 0, norm, 1.0))
-    pointers = out + seq.to(tl.int64) * out_seq + head.to(tl.int64) * out_head + dim
-    tl.store(pointers, result.to(out.dtype.element_ty), mask=dim < HEAD_SIZE)
+    for head in range(tl.program_id(0), HEADS, tl.num_programs(0)):
+        m = -float("inf")
+        norm = 0.0
+        acc = tl.zeros([HEAD_PAD], tl.float32)
+        for start in range(0, num_chunks, PARTS):
+            part = start + tl.arange(0, PARTS)
+            valid = part < num_chunks
+            row = (first + part).to(tl.int64) * HEADS + head
+            maximum = tl.load(maxima + row, mask=valid, other=float("-inf"))
+            total = tl.load(sums + row, mask=valid, other=0.0)
+            pointers = partials + row[:, None] * HEAD_SIZE + dim[None, :]
+            mask = valid[:, None] & (dim < HEAD_SIZE)[None, :]
+            partial = tl.load(pointers, mask=mask, other=0.0)
+            m_new = tl.maximum(m, tl.max(maximum, axis=0))
+            alpha = tl.exp2(m - m_new)
+            weight = tl.exp2(maximum - m_new)
+            norm = norm * alpha + tl.sum(weight * total, axis=0)
+            acc = acc * alpha + tl.sum(weight[:, None] * partial, axis=0)
+            m = m_new
+        result = acc * (v_scale / tl.where(num_chunks > 0, norm, 1.0))
+        pointers = out + seq.to(tl.int64) * out_seq + head * out_head + dim
+        tl.store(pointers, result.to(out.dtype.element_ty), mask=dim < HEAD_SIZE)
 
 
 def decode_split(call: DecodeCall, out: torch.Tensor) -> None:
@@ -277,7 +277,8 @@ def decode_split(call: DecodeCall, out: torch.Tensor) -> None:
     tile = split_tile(call)
     rows = min(64, max(16, triton.next_power_of_2(call.group)))
     programs = call.cache.num_kv_heads * triton.cdiv(call.group, rows)
-    budget = max(1, _num_sms(call.q.device) * _PROGRAMS_PER_SM // programs)
+    num_sms = _num_sms(call.q.device)
+    budget = max(1, num_sms * _PROGRAMS_PER_SM // programs)
     max_chunks = budget + call.num_seqs
     partials = call.q.new_empty((max_chunks, call.num_heads, call.head_size), dtype=torch.float32)
     maxima = call.q.new_empty((max_chunks, call.num_heads), dtype=torch.float32)
@@ -316,7 +317,8 @@ def decode_split(call: DecodeCall, out: torch.Tensor) -> None:
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    _merge_kernel[(call.num_heads, call.num_seqs)](
+    spread = min(call.num_heads, triton.cdiv(8 * num_sms, call.num_seqs))
+    _merge_kernel[(spread, call.num_seqs)](
         out,
         partials,
         maxima,

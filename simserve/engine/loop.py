@@ -20,6 +20,7 @@ from simserve.engine.admission import Admission
 from simserve.engine.inbox import Abort, Inbox, Message
 from simserve.protocols import (
     Executor,
+    GaugedKVCacheManager,
     KVCacheManager,
     Recorder,
     Scheduler,
@@ -97,6 +98,7 @@ class Engine:
         leap = parts.leap and parts.observer is None and not parts.executor.single_steps
         if leap and isinstance(scheduler, SteadyScheduler):
             self._steady = scheduler
+        self._gauged = parts.kv if isinstance(parts.kv, GaugedKVCacheManager) else None
         self._mail: deque[Message] = deque()
         self._armed_for: float | None = None
         self._leaping = False
@@ -193,6 +195,7 @@ class Engine:
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting
         free = np.array([self._kv.num_free_blocks])
         evicted = np.array([self._kv.stats.evicted_cached_blocks - before])
+        gauges = self._gauged.gauges() if self._gauged is not None else {}
         passed = 1
         if not plan.request_ids:
             result = nothing_run(start_s)
@@ -219,6 +222,7 @@ class Engine:
                 num_waiting,
                 free,
                 evicted,
+                gauges,
             )
         )
         self.num_steps += passed

@@ -85,6 +85,13 @@ class ContiguousKVCacheManager:
         rest = self.num_gpu_blocks - 1 - self.num_regions * self.region_blocks
         return rest * self.block_size
 
+    def gauges(self) -> Mapping[str, int]:
+        """Both kinds of fragmentation (tokens), for the results."""
+        return {
+            "reserved_unused_tokens": self.reserved_unused_tokens,
+            "unusable_free_tokens": self.unusable_free_tokens,
+        }
+
     def get_block_ids(self, request: Request) -> tuple[Sequence[int], ...]:
         """The blocks of a request's region; empty if it has none."""
         held = self._held.get(request.request_id)
@@ -150,8 +157,8 @@ class ContiguousKVCacheManager:
     def steps_that_fit(
         self, requests: Sequence[Request], limit: int, head: Request | None = None
     ) -> int:
-        """All of them: every request has its region, and decodes free none for `head`."""
-        return limit
+        """0: blocks would last, but the gauges change in every step."""
+        return 0
 
     def grow(self, requests: Sequence[Request], count: int) -> Grown:
         """No step takes a block: zeros, shape [count]."""

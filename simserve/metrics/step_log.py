@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,10 +36,11 @@ class StepColumns:
     prefix_cache_queries: NDArray[np.int64]
     prefix_cache_hits: NDArray[np.int64]
     evicted_cached_blocks: NDArray[np.int64]
-    """Of a run of equal steps that were taken at once, all stand at its last step."""
     admission_stop: NDArray[np.int8]
     """Index into `admission_stops`."""
     admission_stops: tuple[str, ...]
+    gauges: dict[str, NDArray[np.int64]]
+    """Numbers that the KV manager reports of itself."""
 
     @property
     def num_steps(self) -> int:
@@ -80,12 +82,15 @@ class StepLog:
         self._decode_threshold = decode_threshold
         self._records: list[StepRecord] = []
         self._chunks: list[_Chunk] = []
+        self._gauges: dict[str, array[int]] = {}
         self._stops = {name: code for code, name in enumerate(KNOWN_STOPS)}
 
     def add(self, record: StepRecord) -> None:
         """Append `record.run.count` steps."""
         self._records.append(record)
         self.num_steps += record.run.count
+        for name, value in record.gauges.items():
+            self._gauges.setdefault(name, array("q")).append(value)
         if len(self._records) == self.CHUNK:
             self._pack()
 
@@ -166,6 +171,7 @@ class StepLog:
             evicted_cached_blocks=np.concatenate([chunk.evicted for chunk in chunks]),
             admission_stop=each[9].astype(np.int8),
             admission_stops=tuple(self._stops),
+            gauges={name: np.array(values) for name, values in self._gauges.items()},
         )
 
     def _parts(self) -> dict[str, NDArray[np.float64]]:

@@ -160,7 +160,11 @@ def _arrivals(data: RunData) -> Summary:
 def _load(data: RunData, start_s: float, end_s: float) -> Summary:
     """Means over time; idle time counts."""
     usage = load.kv_cache_usage(data)
-    return {
+    gauges: Summary = {
+        f"mean_{name}": load.step_mean(data, values, start_s, end_s)
+        for name, values in data.steps.gauges.items()
+    }
+    return gauges | {
         "mean_concurrency": load.concurrency(data, start_s, end_s),
         "mean_num_running": load.step_mean(data, data.steps.num_running, start_s, end_s),
         "mean_num_waiting": load.step_mean(data, data.steps.num_waiting, start_s, end_s),

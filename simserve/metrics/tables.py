@@ -123,6 +123,7 @@ def steps_table(data: RunData) -> pa.Table:
         "evicted_cached_blocks": numbers(steps.evicted_cached_blocks, off),
         "admission_stop": strings(steps.admission_stops).take(numbers(steps.admission_stop)),
     }
+    columns |= {f"kv.{name}": numbers(values) for name, values in steps.gauges.items()}
     return pa.table(columns).replace_schema_metadata(SCHEMA_VERSION)
 
 
