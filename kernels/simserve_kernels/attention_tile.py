@@ -1,4 +1,4 @@
-"""The tile of attention that paged prefill and flash attention share: online softmax over key tiles.
+"""The tile of attention that paged and contiguous keys share: online softmax over key tiles.
 
 Rows. The queries of one sequence that read one K/V head are `q_len × group` rows, group =
 num_heads / num_kv_heads: row r is query `r // group`, query head `kv_head × group + r % group`. A
@@ -56,7 +56,6 @@ class Options(NamedTuple):
     one_tile: bool  # no sequence that is served has more rows than a tile
     block_m: int
     block_n: int
-    prefetch: bool = False
 
 
 class Numbers(NamedTuple):
@@ -100,18 +99,14 @@ def choose_tile(dtype: torch.dtype, kv_dtype: torch.dtype, head_pad: int, num_ro
 
     float32 dots run on the CUDA cores, so that their tiles are small.
     """
-    small = max(16, triton.next_power_of_2(num_rows))
+    height = max(16, triton.next_power_of_2(num_rows))
     if dtype == torch.float32:
-        return Tile(min(small, 32), 32 if head_pad <= 128 else 16, 4, 1)
-    if small <= 32:
-        return Tile(small, 64, 4, 3 if head_pad <= 128 else 2)
-    if small == 64:
+        return Tile(min(height, 32), 32 if head_pad <= 128 else 16, 4, 1)
+    if height <= 32:
+        return Tile(height, 32, 4, 4)
+    if height == 64:
         return Tile(64, 64, 4, 3 if head_pad <= 128 else 2)
-    if kv_dtype != dtype:
-        return Tile(128, 64, 8, 2)
-    if head_pad <= 128:
-        return Tile(128, 128, 8, 2)
-    return Tile(128, 64, 8, 2)
+    return Tile(128, 128 if head_pad <= 128 and kv_dtype == dtype else 64, 8, 2)
 
 
 @triton.jit
@@ -156,7 +151,7 @@ def _biased(
 
 @triton.jit
 def _softmax_step(
-    scores: tl.tensor, l: tl.tensor, m: tl.tensor, log2_scale: tl.tensor, opt: tl.constexpr
+    scores: tl.tensor, total: tl.tensor, m: tl.tensor, log2_scale: tl.tensor, opt: tl.constexpr
 ) -> tl.tensor:
     """Return (weights, factor of the old state, l', m') for the scores of one tile of keys."""
     if opt.ieee:
@@ -167,38 +162,41 @@ def _softmax_step(
         m_new = tl.maximum(m, tl.max(scores, axis=1) * log2_scale)
         weights = tl.exp2(scores * log2_scale - m_new[:, None])
         alpha = tl.exp2(m - m_new)
-    return weights, alpha, l * alpha + tl.sum(weights, axis=1), m_new
+    return weights, alpha, total * alpha + tl.sum(weights, axis=1), m_new
+
+
+@triton.jit
+def _block_numbers(
+    table_row: tl.tensor, keys: tl.tensor, wanted: tl.tensor, opt: tl.constexpr
+) -> tl.tensor:
+    """Return the block numbers of the `wanted` keys (0 for others), or the keys if contiguous."""
+    if opt.block_size == 0:
+        return keys
+    else:
+        return tl.load(table_row + keys // opt.block_size, mask=wanted, other=0)
 
 
 @triton.jit
 def _load_tiles(
     k_head: tl.tensor,
     v_head: tl.tensor,
-    table_row: tl.tensor,
+    blocks: tl.tensor,
     keys: tl.tensor,
     loaded: tl.tensor,
-    ahead: tl.tensor,
     by: Strides,
     opt: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
     """Return K and V `[block_n, head_pad]` of `keys`; where masked, those not `loaded` are 0."""
     dims = tl.arange(0, opt.head_pad)
-    slots = keys.to(tl.int64)
-    k_rows = slots * by.k_slot
-    v_rows = slots * by.v_slot
+    # In 64 bits: block numbers times strides leave 32.
     if opt.block_size > 0:
-        entries = table_row + keys // opt.block_size
         slots = (keys % opt.block_size).to(tl.int64)
-        # Block numbers times strides leave 32 bits.
-        if MASKED:
-            blocks = tl.load(entries, mask=loaded, other=0).to(tl.int64)
-        elif opt.prefetch:
-            blocks = ahead.to(tl.int64)
-        else:
-            blocks = tl.load(entries).to(tl.int64)
-        k_rows = blocks * by.k_block + slots * by.k_slot
-        v_rows = blocks * by.v_block + slots * by.v_slot
+        k_rows = blocks.to(tl.int64) * by.k_block + slots * by.k_slot
+        v_rows = blocks.to(tl.int64) * by.v_block + slots * by.v_slot
+    else:
+        k_rows = keys.to(tl.int64) * by.k_slot
+        v_rows = keys.to(tl.int64) * by.v_slot
     k_dims = (dims // opt.pack) * by.k_outer + dims % opt.pack
     k_ptrs = k_head + k_rows[:, None] + k_dims[None, :]
     v_ptrs = v_head + v_rows[:, None] + (dims * by.v_dim)[None, :]
@@ -230,23 +228,22 @@ def _attend(
     """
     PRECISION: tl.constexpr = "ieee" if opt.ieee else "tf32"
     BLOCK_N: tl.constexpr = opt.block_n
-    acc, l, m = state
+    acc, total, m = state
     q_tile, positions, slopes = row
     log2_scale = num.scale * LOG2_E
-    PREFETCH: tl.constexpr = opt.prefetch and opt.block_size > 0 and not MASKED
-    ahead = span[0]
-    if PREFETCH:
-        keys = tl.multiple_of(span[0], BLOCK_N) + tl.arange(0, BLOCK_N)
-        ahead = tl.load(cache[2] + keys // opt.block_size, mask=keys < span[1], other=0)
+    keys = tl.multiple_of(span[0], BLOCK_N) + tl.arange(0, BLOCK_N)
+    blocks = keys
+    if not MASKED:
+        blocks = _block_numbers(cache[2], keys, keys < span[1], opt)
     for begin in tl.range(span[0], span[1], BLOCK_N):
         keys = tl.multiple_of(begin, BLOCK_N) + tl.arange(0, BLOCK_N)
         loaded = (keys >= span[2]) & (keys <= span[3])
-        k_tile, v_tile = _load_tiles(
-            cache[0], cache[1], cache[2], keys, loaded, ahead, by, opt, MASKED
-        )
-        if PREFETCH:
-            later = keys + BLOCK_N
-            ahead = tl.load(cache[2] + later // opt.block_size, mask=later < span[1], other=0)
+        if MASKED:
+            blocks = _block_numbers(cache[2], keys, loaded, opt)
+        k_tile, v_tile = _load_tiles(cache[0], cache[1], blocks, keys, loaded, by, opt, MASKED)
+        if not MASKED:
+            # One tile ahead, so that no load of K and V waits for its block numbers.
+            blocks = _block_numbers(cache[2], keys + BLOCK_N, keys + BLOCK_N < span[1], opt)
         k_tile = tl.trans(k_tile.to(q_tile.dtype))
         scores = tl.dot(q_tile, k_tile, input_precision=PRECISION)
         if opt.alibi or opt.soft_cap:
@@ -259,11 +256,11 @@ def _attend(
             if opt.window:
                 visible = visible & (keys[None, :] > positions[:, None] - num.window)
             scores = tl.where(visible, scores, float("-inf"))
-        weights, alpha, l, m = _softmax_step(scores, l, m, log2_scale, opt)
+        weights, alpha, total, m = _softmax_step(scores, total, m, log2_scale, opt)
         weights = weights.to(q_tile.dtype)
         v_tile = v_tile.to(q_tile.dtype)
         acc = tl.dot(weights, v_tile, acc * alpha[:, None], input_precision=PRECISION)
-    return acc, l, m
+    return acc, total, m
 
 
 @triton.jit
@@ -288,7 +285,7 @@ def _attend_tile(
     BLOCK_M: tl.constexpr = opt.block_m
     HEAD_PAD: tl.constexpr = opt.head_pad
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
     m = tl.full([BLOCK_M], NO_SCORE, tl.float32)
     # The left edge of the window, the tiles that every row sees whole, and the right edge.
     if opt.window:
@@ -296,13 +293,39 @@ def _attend_tile(
         begin = first_key // opt.block_n * opt.block_n
         whole_begin = tl.cdiv(tl.maximum(high - num.window + 1, 0), opt.block_n) * opt.block_n
         span = (begin, tl.minimum(whole_begin, last_key + 1), first_key, last_key)
-        acc, l, m = _attend((acc, l, m), row, cache, span, num, by, opt, True)
+        acc, total, m = _attend((acc, total, m), row, cache, span, num, by, opt, True)
     span = (whole_begin, whole_end, first_key, last_key)
-    acc, l, m = _attend((acc, l, m), row, cache, span, num, by, opt, False)
+    acc, total, m = _attend((acc, total, m), row, cache, span, num, by, opt, False)
     span = (tl.maximum(whole_begin, whole_end), last_key + 1, first_key, last_key)
-    acc, l, m = _attend((acc, l, m), row, cache, span, num, by, opt, True)
+    acc, total, m = _attend((acc, total, m), row, cache, span, num, by, opt, True)
     # A row that sees no key gives 0.
-    return acc * (num.v_scale / tl.where(l > 0.0, l, 1.0))[:, None]
+    return acc * (num.v_scale / tl.where(total > 0.0, total, 1.0))[:, None]
+
+
+@triton.jit
+def _sequence(
+    k: tl.tensor,
+    v: tl.tensor,
+    block_table: tl.tensor,
+    seq_lens: tl.tensor,
+    key_start: tl.tensor,
+    seq: tl.tensor,
+    kv_head: tl.tensor,
+    by: Strides,
+    opt: tl.constexpr,
+) -> tl.tensor:
+    """Return ((K and V of the head, row of the block table), tokens) of a sequence."""
+    k_head = k + kv_head.to(tl.int64) * by.k_head
+    v_head = v + kv_head.to(tl.int64) * by.v_head
+    if opt.block_size > 0:
+        table_row = block_table + seq.to(tl.int64) * by.table_seq
+        return (k_head, v_head, table_row), tl.load(seq_lens + seq)
+    else:
+        key_token = tl.load(key_start + seq).to(tl.int64)
+        k_head += key_token * by.k_slot
+        v_head += key_token * by.v_slot
+        # Contiguous keys have no table; what stands for its row is never read.
+        return (k_head, v_head, k_head), tl.load(key_start + seq + 1) - tl.load(key_start + seq)
 
 
 @triton.jit
@@ -349,23 +372,10 @@ def attention_kernel(
         slopes = num.scale
         if opt.alibi:
             slopes = tl.load(alibi_slopes + heads, mask=rows < num_rows, other=0.0)
-        if opt.block_size > 0:
-            seq_len = tl.load(seq_lens + seq)
-        else:
-            seq_len = tl.load(key_start + seq + 1) - tl.load(key_start + seq)
+        cache, seq_len = _sequence(k, v, block_table, seq_lens, key_start, seq, kv_head, by, opt)
         context = seq_len - query_len
         low = context + tile * opt.block_m // opt.group
         high = context + (tl.minimum(tile * opt.block_m + opt.block_m, num_rows) - 1) // opt.group
-        k_head = k + kv_head.to(tl.int64) * by.k_head
-        v_head = v + kv_head.to(tl.int64) * by.v_head
-        if opt.block_size == 0:
-            key_token = tl.load(key_start + seq).to(tl.int64)
-            k_head += key_token * by.k_slot
-            v_head += key_token * by.v_slot
-        table_row = k_head  # contiguous keys have no table
-        if opt.block_size > 0:
-            table_row = block_table + seq.to(tl.int64) * by.table_seq
-        cache = (k_head, v_head, table_row)
         row = (q_tile, context + rows // opt.group, slopes)
         result = _attend_tile(row, cache, low, high, seq_len, num, by, opt)
         out_rows = tokens * by.out_token + heads * by.out_head

@@ -17,11 +17,15 @@ empty, so that no m_j is −inf. This is split-KV as in Flash-Decoding (Dao et a
 the splits taken from the lengths.
 
 fp8 K and V are exact in float16, in which they are multiplied: q is divided by its largest
-element first (and the scores multiplied by it), so that any bfloat16 or float32 q fits.
+element first (and the scores multiplied by it), so that any bfloat16 or float32 q fits. In the
+nhd layout, on GPUs that convert fp8 in hardware, K and V are read as 16-bit words of two elements:
+shared memory is transposed into matrix operands by 16-bit units, so that a word goes straight to
+the thread that multiplies it. Even and odd dimensions are then two products each.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -63,6 +67,33 @@ def _num_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED_SMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+# Two words of two fp8 each, (a, b) and (c, d), become the float16 pairs (a, c) and (b, d).
+_UNPACK = tl.constexpr(
+    """{
+    .reg .b16 first, second;
+    .reg .b32 ab, cd;
+    mov.b32 {first, second}, $2;
+    cvt.rn.f16x2.e4m3x2 ab, first;
+    cvt.rn.f16x2.e4m3x2 cd, second;
+    prmt.b32 $0, ab, cd, 0x5410;
+    prmt.b32 $1, ab, cd, 0x7632;
+    }"""
+)
+
+
+@triton.jit
+def _unpack_fp8(words: tl.tensor) -> tl.tensor:
+    """Return the even and the odd elements, float16, of a tile of 16-bit words of two fp8."""
+    return tl.inline_asm_elementwise(
+        _UNPACK,
+        "=r,=r,r",
+        [words],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
@@ -130,11 +161,13 @@ def _split_kernel(
     ALIBI: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     FP8: tl.constexpr,
+    PAIRS: tl.constexpr,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
     SEQS: tl.constexpr,
 ) -> None:
     """Attend from the query heads of one KV head (ROWS of them at most) to one chunk of keys."""
+    STEP: tl.constexpr = 2 if PAIRS else 1
     GROUP_PARTS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     kv_head = tl.program_id(0) // GROUP_PARTS
     chunk = tl.program_id(1)
@@ -160,14 +193,21 @@ def _split_kernel(
     dim = tl.arange(0, HEAD_PAD)
     seq = seq.to(tl.int64)
     stored = (member < GROUP)[:, None] & (dim < HEAD_SIZE)[None, :]
-    q_pointers = q + seq * q_seq + head[:, None].to(tl.int64) * q_head + dim[None, :]
+    q_pointers = q + seq * q_seq + head[:, None].to(tl.int64) * q_head + STEP * dim[None, :]
     query = tl.load(q_pointers, mask=stored, other=0.0)
+    query_odd = query
+    if PAIRS:
+        query_odd = tl.load(q_pointers + 1, mask=stored, other=0.0).to(tl.float32)
     row_scale = tl.full([ROWS], 1.0, tl.float32) * scale
     if FP8:
         query = query.to(tl.float32)
         largest = tl.max(tl.abs(query), axis=1)
+        if PAIRS:
+            largest = tl.maximum(largest, tl.max(tl.abs(query_odd), axis=1))
         largest = tl.where(largest > 0.0, largest, 1.0)
         query = (query / largest[:, None]).to(tl.float16)
+        if PAIRS:
+            query_odd = (query_odd / largest[:, None]).to(tl.float16)
         row_scale = row_scale * largest
     slope = row_scale
     if ALIBI:
@@ -181,6 +221,7 @@ def _split_kernel(
     m = tl.full([ROWS], float("-inf"), tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
+    acc_odd = acc
     for start in tl.range(begin, high, TILE):
         token = tl.multiple_of(start, TILE) + tl.arange(0, TILE)
         seen = token < high
@@ -192,7 +233,11 @@ def _split_kernel(
             v_start, block, place, token, seen, low, high, dim, v_block, v_slot, v_dim,
             HEAD_SIZE, BLOCK_SIZE, VECTOR,
         )  # fmt: skip
-        scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")
+        if PAIRS:
+            even, odd = _unpack_fp8(tl.trans(keys))
+            scores = tl.dot(query_odd, odd, tl.dot(query, even))
+        else:
+            scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")
         scores = scores * row_scale[:, None]
         if ALIBI or SOFT_CAP:
             distance = (token - seq_len + 1).to(tl.float32)[None, :]
@@ -203,17 +248,28 @@ def _split_kernel(
         alpha = tl.exp2(m - m_new)
         weights = tl.exp2(scores - m_new[:, None])
         norm = norm * alpha + tl.sum(weights, axis=1)
-        values = values.to(query.dtype)
-        acc = tl.dot(weights.to(query.dtype), values, acc * alpha[:, None], input_precision="ieee")
+        weights = weights.to(query.dtype)
+        acc = acc * alpha[:, None]
+        if PAIRS:
+            even, odd = _unpack_fp8(values)
+            acc = tl.dot(weights, even, acc)
+            acc_odd = tl.dot(weights, odd, acc_odd * alpha[:, None])
+        else:
+            acc = tl.dot(weights, values.to(query.dtype), acc, input_precision="ieee")
         m = m_new
 
     if num_chunks == 1:
-        result = acc * (v_scale / norm)[:, None]
-        pointers = out + seq * out_seq + head[:, None].to(tl.int64) * out_head + dim[None, :]
-        tl.store(pointers, result.to(out.dtype.element_ty), mask=stored)
+        factor = (v_scale / norm)[:, None]
+        pointers = out + seq * out_seq + head[:, None].to(tl.int64) * out_head + STEP * dim[None, :]
+        tl.store(pointers, (acc * factor).to(out.dtype.element_ty), mask=stored)
+        if PAIRS:
+            tl.store(pointers + 1, (acc_odd * factor).to(out.dtype.element_ty), mask=stored)
     else:
         row = chunk.to(tl.int64) * HEADS + head
-        tl.store(partials + row[:, None] * HEAD_SIZE + dim[None, :], acc, mask=stored)
+        places = partials + (row[:, None] * HEAD_SIZE + dim[None, :]) * STEP
+        tl.store(places, acc, mask=stored)
+        if PAIRS:
+            tl.store(places + 1, acc_odd, mask=stored)
         tl.store(maxima + row, m, mask=member < GROUP)
         tl.store(sums + row, norm, mask=member < GROUP)
 
@@ -272,6 +328,26 @@ def _merge_kernel(
         tl.store(pointers, result.to(out.dtype.element_ty), mask=dim < HEAD_SIZE)
 
 
+def _pairs(call: DecodeCall) -> bool:
+    """Whether the cache can be read as words of two fp8 elements."""
+    if call.k_cache.dtype != FP8_DTYPE or call.layout != "nhd" or not call.q.is_cuda:
+        return False
+    if torch.cuda.get_device_capability(call.q.device) < (8, 9):
+        return False
+    caches = (call.k_cache, call.v_cache)
+    apart = [n for x in caches for n in (*x.stride()[:-1], x.storage_offset())]
+    return all(n % 2 == 0 for n in apart)
+
+
+def _as_words(call: DecodeCall) -> DecodeCall:
+    return dataclasses.replace(
+        call,
+        k_cache=call.k_cache.view(torch.int16),
+        v_cache=call.v_cache.view(torch.int16),
+        cache=call.cache._replace(head_size=call.head_size // 2),
+    )
+
+
 def decode_split(call: DecodeCall, out: torch.Tensor) -> None:
     """Write the attention of `call` to `out`."""
     tile = split_tile(call)
@@ -285,19 +361,20 @@ def decode_split(call: DecodeCall, out: torch.Tensor) -> None:
     sums = torch.empty_like(maxima)
     shared = {
         "HEADS": call.num_heads,
-        "HEAD_PAD": triton.next_power_of_2(call.head_size),
         "TILE": tile.tokens,
         "MIN_TILES": triton.cdiv(_MIN_CHUNK_TOKENS, tile.tokens),
         "SEQS": triton.next_power_of_2(call.num_seqs),
     }
+    pairs = _pairs(call)
+    read = _as_words(call) if pairs else call
     _split_kernel[(programs, max_chunks)](
         out,
         partials,
         maxima,
         sums,
         call.q,
-        call.k_cache,
-        call.v_cache,
+        read.k_cache,
+        read.v_cache,
         call.block_table,
         call.seq_lens,
         call.slopes,
@@ -309,11 +386,13 @@ def decode_split(call: DecodeCall, out: torch.Tensor) -> None:
         *out.stride()[:2],
         *call.q.stride()[:2],
         call.block_table.stride(0),
-        **call.cache_arguments(),
+        **read.cache_arguments(),
         **shared,
+        HEAD_PAD=triton.next_power_of_2(read.head_size),
         GROUP=call.group,
         ROWS=rows,
         FP8=call.k_cache.dtype == FP8_DTYPE,
+        PAIRS=pairs,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -329,6 +408,7 @@ def decode_split(call: DecodeCall, out: torch.Tensor) -> None:
         call.options.v_scale,
         *out.stride()[:2],
         HEAD_SIZE=call.head_size,
+        HEAD_PAD=triton.next_power_of_2(call.head_size),
         WINDOW=call.options.sliding_window,
         PARTS=16,
         **shared,

@@ -1,4 +1,4 @@
-"""Attention over contiguous keys without writing scores to memory, the paged kernel's plain sibling.
+"""Attention over contiguous keys that writes no scores to memory: the paged kernel's plain sibling.
 
 Sequence s has the queries `query_start_loc[s]..query_start_loc[s+1]` and the keys
 `key_start_loc[s]..key_start_loc[s+1]`; causally, its last query sees its last key. The tile and its
@@ -143,7 +143,19 @@ def _launch(
         block_n=tile.block_n,
     )
     by = Strides(
-        *out.stride()[:2], *q.stride()[:2], 0, 0, *k.stride()[:2], 1, 0, *v.stride()[:2], 1
+        out_token=out.stride(0),
+        out_head=out.stride(1),
+        q_token=q.stride(0),
+        q_head=q.stride(1),
+        table_seq=0,
+        k_block=0,
+        k_slot=k.stride(0),
+        k_head=k.stride(1),
+        k_outer=1,
+        v_block=0,
+        v_slot=v.stride(0),
+        v_head=v.stride(1),
+        v_dim=1,
     )
     num_tiles = num_seqs + q.shape[0] * group // tile.block_m
     with device_guard(q):

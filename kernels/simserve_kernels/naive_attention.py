@@ -111,10 +111,23 @@ def naive_attention(
 
 @triton.jit
 def _scores_kernel(
-    scores: tl.tensor, q: tl.tensor, k: tl.tensor, scale: tl.tensor, q_token: tl.tensor, q_head: tl.tensor, k_token: tl.tensor, k_head: tl.tensor,
-    q_len: tl.tensor, kv_len: tl.tensor, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, IEEE: tl.constexpr, CAUSAL: tl.constexpr,
-) -> None:  # fmt: skip
+    scores: tl.tensor,
+    q: tl.tensor,
+    k: tl.tensor,
+    scale: tl.tensor,
+    q_token: tl.tensor,
+    q_head: tl.tensor,
+    k_token: tl.tensor,
+    k_head: tl.tensor,
+    q_len: tl.tensor,
+    kv_len: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IEEE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+) -> None:
     head = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keys = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -135,18 +148,20 @@ def _scores_kernel(
 
 
 @triton.jit
-def _softmax_kernel(weights: tl.tensor, scores: tl.tensor, kv_len: tl.tensor, BLOCK: tl.constexpr) -> None:
+def _softmax_kernel(
+    weights: tl.tensor, scores: tl.tensor, kv_len: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     start = tl.program_id(0).to(tl.int64) * kv_len
     m = tl.full([BLOCK], -1e30, tl.float32)
-    l = tl.zeros([BLOCK], tl.float32)
+    sums = tl.zeros([BLOCK], tl.float32)
     for begin in tl.range(0, kv_len, BLOCK):
         keys = begin + tl.arange(0, BLOCK)
         tile = tl.load(scores + start + keys, mask=keys < kv_len, other=float("-inf"))
         m_new = tl.maximum(m, tile)
-        l = l * tl.exp(m - m_new) + tl.exp(tile - m_new)
+        sums = sums * tl.exp(m - m_new) + tl.exp(tile - m_new)
         m = m_new
     largest = tl.max(m, axis=0)
-    total = tl.sum(l * tl.exp(m - largest), axis=0)
+    total = tl.sum(sums * tl.exp(m - largest), axis=0)
     for begin in tl.range(0, kv_len, BLOCK):
         keys = begin + tl.arange(0, BLOCK)
         tile = tl.load(scores + start + keys, mask=keys < kv_len, other=float("-inf"))
@@ -156,10 +171,21 @@ def _softmax_kernel(weights: tl.tensor, scores: tl.tensor, kv_len: tl.tensor, BL
 
 @triton.jit
 def _output_kernel(
-    out: tl.tensor, weights: tl.tensor, v: tl.tensor, out_token: tl.tensor, out_head: tl.tensor, v_token: tl.tensor, v_head: tl.tensor,
-    q_len: tl.tensor, kv_len: tl.tensor, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, IEEE: tl.constexpr,
-) -> None:  # fmt: skip
+    out: tl.tensor,
+    weights: tl.tensor,
+    v: tl.tensor,
+    out_token: tl.tensor,
+    out_head: tl.tensor,
+    v_token: tl.tensor,
+    v_head: tl.tensor,
+    q_len: tl.tensor,
+    kv_len: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IEEE: tl.constexpr,
+) -> None:
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dims = tl.arange(0, HEAD_PAD)

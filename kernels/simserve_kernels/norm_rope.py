@@ -6,7 +6,6 @@ query and key parts of a fused projection; the last dimension is contiguous.
 
 from __future__ import annotations
 
-
 import torch
 import triton
 import triton.language as tl
@@ -78,10 +77,19 @@ def rms_norm(
 
 @triton.jit
 def _rms_norm_kernel(
-    out: tl.tensor, x: tl.tensor, weight: tl.tensor, residual: tl.tensor, eps: tl.tensor, x_token: tl.tensor, x_head: tl.tensor,
-    residual_token: tl.tensor, residual_head: tl.tensor, num_heads: tl.tensor, SIZE: tl.constexpr,
+    out: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    residual: tl.tensor,
+    eps: tl.tensor,
+    x_token: tl.tensor,
+    x_head: tl.tensor,
+    residual_token: tl.tensor,
+    residual_head: tl.tensor,
+    num_heads: tl.tensor,
+    SIZE: tl.constexpr,
     SIZE_PAD: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     token, head = row // num_heads, row % num_heads
     dims = tl.arange(0, SIZE_PAD)
@@ -100,7 +108,9 @@ def _rms_norm_kernel(
 
 
 def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> None:
-    """Rotate q and k in place by their positions (Su et al., "RoFormer", 2021; halves as in GPT-NeoX).
+    """Rotate q and k in place by their positions.
+
+    (Su et al., "RoFormer", 2021; halves paired as GPT-NeoX does.)
 
     With r = table.shape[1] / 2, dimension i < r is paired with i + r:
     (a, b) → (a cos - b sin, b cos + a sin), cos = table[p, i], sin = table[p, r + i].
@@ -145,9 +155,15 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch
 
 @triton.jit
 def _rotate(
-    x: tl.tensor, cos: tl.tensor, sin: tl.tensor, stride: tl.tensor, num_heads: tl.tensor, half: tl.tensor, HEADS: tl.constexpr,
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    stride: tl.tensor,
+    num_heads: tl.tensor,
+    half: tl.tensor,
+    HEADS: tl.constexpr,
     HALF: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     heads, dims = tl.arange(0, HEADS), tl.arange(0, HALF)
     real = (heads < num_heads)[:, None] & (dims < half)[None, :]
     first = x + heads[:, None] * stride + dims[None, :]
@@ -160,10 +176,22 @@ def _rotate(
 
 @triton.jit
 def _rope_kernel(
-    q: tl.tensor, k: tl.tensor, positions: tl.tensor, table: tl.tensor, q_token: tl.tensor, q_head: tl.tensor, k_token: tl.tensor,
-    k_head: tl.tensor, table_row: tl.tensor, num_heads: tl.constexpr, num_kv_heads: tl.constexpr,
-    HALF: tl.constexpr, Q_PAD: tl.constexpr, K_PAD: tl.constexpr, HALF_PAD: tl.constexpr,
-) -> None:  # fmt: skip
+    q: tl.tensor,
+    k: tl.tensor,
+    positions: tl.tensor,
+    table: tl.tensor,
+    q_token: tl.tensor,
+    q_head: tl.tensor,
+    k_token: tl.tensor,
+    k_head: tl.tensor,
+    table_row: tl.tensor,
+    num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    HALF: tl.constexpr,
+    Q_PAD: tl.constexpr,
+    K_PAD: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+) -> None:
     token = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, HALF_PAD)
     angles = table + tl.load(positions + token).to(tl.int64) * table_row + dims
@@ -207,7 +235,9 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _silu_mul_kernel(out: tl.tensor, x: tl.tensor, x_token: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
+def _silu_mul_kernel(
+    out: tl.tensor, x: tl.tensor, x_token: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     token = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = dims < size

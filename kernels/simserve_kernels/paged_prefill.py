@@ -11,13 +11,14 @@ The tile, its online softmax and the formula of the scores are those of `attenti
 Grid: (K/V heads, tiles of rows); a program owns one tile of one sequence and one K/V head. The host
 does not wait for the device, so it knows the lengths' sum only: there are tokens × group // block_m
 + sequences tiles, an upper bound. Where short and long sequences may meet in one batch, two
-launches follow each other: tall tiles for the long ones, tiles of 16 rows for those whose
-q_len × group rows fit one. Each skips the other's.
+launches share the work: tall tiles for the long ones, tiles of 16 rows for those whose
+q_len × group rows fit one, on a second stream beside the first. Each skips the other's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -166,38 +167,68 @@ def _launches(max_rows: int, num_seqs: int, tile: Tile | None) -> Iterator[tuple
 def _launch(
     call: _Call, shape: CacheShape, num: Numbers, max_query_len: int, tile: Tile | None
 ) -> None:
+    group = call.q.shape[1] // shape.num_kv_heads
+    with device_guard(call.q):
+        first, *rest = _launches(max_query_len * group, call.seq_lens.shape[0], tile)
+        if not rest or call.q.device.type != "cuda":
+            for rows in (first, *rest):
+                _launch_rows(call, shape, num, rows, tile)
+            return
+        # Side by side: the short sequences fill the processors that the tall tiles leave idle at
+        # their end. Captured into a CUDA graph these are two branches.
+        main, side = torch.cuda.current_stream(), _side_stream(call.q.device)
+        side.wait_stream(main)
+        _launch_rows(call, shape, num, first, tile)
+        with torch.cuda.stream(side):
+            for rows in rest:
+                _launch_rows(call, shape, num, rows, tile)
+        main.wait_stream(side)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _launch_rows(
+    call: _Call, shape: CacheShape, num: Numbers, rows: tuple[int, int, int], tile: Tile | None
+) -> None:
+    min_rows, max_rows, height = rows
     q, num_seqs = call.q, call.seq_lens.shape[0]
     group = q.shape[1] // shape.num_kv_heads
     head_pad = triton.next_power_of_2(shape.head_size)
+    tile = tile or choose_tile(q.dtype, call.k_cache.dtype, head_pad, height)
+    one_tile = 0 < max_rows <= tile.block_m
+    num_tiles = num_seqs + (0 if one_tile else q.shape[0] * group // tile.block_m)
     strides = kv_strides(call.k_cache, call.v_cache, call.layout)._asdict()
-    pack = strides.pop("x")
-    by = Strides(*call.out.stride()[:2], *q.stride()[:2], call.block_table.stride(0), **strides)
-    for min_rows, max_rows, height in _launches(max_query_len * group, num_seqs, tile):
-        chosen = tile or choose_tile(q.dtype, call.k_cache.dtype, head_pad, height)
-        one_tile = 0 < max_rows <= chosen.block_m
-        num_tiles = num_seqs + (0 if one_tile else q.shape[0] * group // chosen.block_m)
-        opt = Options(
-            ieee=q.dtype == torch.float32,
-            causal=True,
-            window=num.window > 0,
-            alibi=call.alibi_slopes is not None,
-            soft_cap=num.soft_cap > 0,
-            group=group,
-            head=shape.head_size,
-            head_pad=head_pad,
-            pack=pack,
-            block_size=shape.block_size,
-            seqs_pad=triton.next_power_of_2(num_seqs),
-            min_rows=min_rows,
-            max_rows=max_rows,
-            one_tile=one_tile,
-            block_m=chosen.block_m,
-            block_n=chosen.block_n,
-            prefetch=bool(int(__import__("os").environ.get("PREFETCH", "0"))),
-        )
-        with device_guard(q):
-            attention_kernel[(shape.num_kv_heads, num_tiles)](
-                call.out, q, call.k_cache, call.v_cache, call.block_table,
-                call.query_start_loc, call.seq_lens, call.seq_lens, call.alibi_slopes,
-                num_seqs, num, by, opt, num_warps=chosen.num_warps, num_stages=chosen.num_stages,
-            )  # fmt: skip
+    opt = Options(
+        ieee=q.dtype == torch.float32,
+        causal=True,
+        window=num.window > 0,
+        alibi=call.alibi_slopes is not None,
+        soft_cap=num.soft_cap > 0,
+        group=group,
+        head=shape.head_size,
+        head_pad=head_pad,
+        pack=strides.pop("x"),
+        block_size=shape.block_size,
+        seqs_pad=triton.next_power_of_2(num_seqs),
+        min_rows=min_rows,
+        max_rows=max_rows,
+        one_tile=one_tile,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+    )
+    by = Strides(
+        out_token=call.out.stride(0),
+        out_head=call.out.stride(1),
+        q_token=q.stride(0),
+        q_head=q.stride(1),
+        table_seq=call.block_table.stride(0),
+        **strides,
+    )
+    attention_kernel[(shape.num_kv_heads, num_tiles)](
+        call.out, q, call.k_cache, call.v_cache, call.block_table, call.query_start_loc,
+        call.seq_lens, call.seq_lens, call.alibi_slopes, num_seqs, num, by, opt,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip

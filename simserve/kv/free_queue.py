@@ -25,6 +25,7 @@ class FreeQueue:
         """Queue blocks 1 ... num_gpu_blocks - 1 in that order; block 0 is the null block."""
         self._log = np.zeros(2 * num_gpu_blocks + 64, dtype=np.int32)
         self._log[: num_gpu_blocks - 1] = np.arange(1, num_gpu_blocks)
+        self._entries = self._log.data  # the same memory; single entries are read faster so
         self._position = np.arange(-1, num_gpu_blocks - 1, dtype=np.int64)
         self._head = 0
         self._tail = self._len = num_gpu_blocks - 1
@@ -44,7 +45,7 @@ class FreeQueue:
 
     def popleft(self) -> int:
         """Take the block at the head; there must be one."""
-        block = self._log.item(self._head)
+        block: int = self._entries[self._head]
         if block == 0:
             return int(self.popleft_n(1)[0])
         self._head += 1

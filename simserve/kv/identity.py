@@ -46,7 +46,7 @@ class Stretch:
         """The group's array of cached blocks, at least `count` long."""
         cached = self.cached[group]
         if len(cached) < count:
-            grown = np.zeros(max(count, 2 * len(cached)), dtype=np.int32)
+            grown = np.zeros(max(count, 2 * len(cached), 16), dtype=np.int32)
             grown[: len(cached)] = cached
             self.cached[group] = cached = grown
         return cached

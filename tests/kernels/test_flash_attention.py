@@ -101,7 +101,7 @@ def test_traffic_is_counted() -> None:
 def test_refusals(function: Any) -> None:
     q, k, v = draw(5, 9, 64, torch.float16)
     rest = (starts(5), starts(9)) if function is flash_attention else ()
-    with pytest.raises(TypeError, match="v is torch.float32"):
+    with pytest.raises(TypeError, match=r"v is torch\.float32"):
         function(q, k, v.float(), *rest)
     with pytest.raises(ValueError, match="q has 3 heads, k 2"):
         function(q[:, :3], k, v, *rest)
