@@ -6,8 +6,8 @@
 One layer of 32 query and 8 K/V heads of 128, bfloat16, blocks of 16 in random order. Each case has
 rotated copies of its inputs, so that at least 256 MiB of K and V pass before a copy is read again;
 all copies are captured in one CUDA graph, and a sample is one replay over its calls. FLOPs: 4 ·
-heads · head size for each pair of a query and a key that it sees. Percentages are of an 8192³ matrix
-product timed in the same run. Every case is checked against float64 on its last rows.
+heads · head size for each pair of a query and a key that it sees. Percentages are of an 8192³
+matrix product timed in the same run. Every case is checked against float64 on its last rows.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def bench_dense(name: str, peak: float) -> list[dict[str, Any]]:
                 way=way,
                 counted_bytes=counted_bytes,
                 peak_bytes=peak_bytes,
-            )  # fmt: skip
+            )
         )
     return rows
 

@@ -101,7 +101,7 @@ def choose_tile(dtype: torch.dtype, kv_dtype: torch.dtype, head_pad: int, num_ro
     """
     height = max(16, triton.next_power_of_2(num_rows))
     if dtype == torch.float32:
-        return Tile(min(height, 32), 32 if head_pad <= 128 else 16, 4, 1)
+        return Tile(min(height, 32), 32 if head_pad <= 128 else 16, 8, 1)
     if height <= 32:
         return Tile(height, 32, 4, 4)
     if height == 64:

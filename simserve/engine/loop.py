@@ -86,6 +86,7 @@ class Engine:
         self.now = 0.0
         self.status = ""
         self.num_steps = 0
+        self._last_step_s = 0.0
         self.num_done = 0
         """Requests that have ended, however they did."""
         self._progress = progress
@@ -209,7 +210,9 @@ class Engine:
                 evicted = np.concatenate((evicted, grown.evicted))
             if passed < count:
                 result = _cut(result, passed)
-            self.now = float(result.ends_s[-1])
+            end_s = float(result.ends_s[-1])
+            self._last_step_s = (end_s - start_s) / passed
+            self.now = end_s
         output = self._update(plan, result)
         self._parts.recorder.stepped(
             StepRecord(
@@ -235,7 +238,13 @@ class Engine:
         if self._steady is None:
             return 1
         count, limit = self._steady.steady_steps(plan), self._parts.max_steps
-        return count if limit is None else min(count, limit - self.num_steps)
+        if limit is not None:
+            count = min(count, limit - self.num_steps)
+        due = self._next_due()
+        if count > 1 and due is not None and self._last_step_s > 0.0:
+            # Steps beyond the next arrival would be priced for nothing. A guess will do.
+            count = min(count, 2 + int(1.25 * (due - self.now) / self._last_step_s))
+        return count
 
     def _schedule(self) -> StepPlan:
         plan = self._scheduler.schedule()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -241,7 +242,7 @@ class PagedKVCacheManager(HeldBlocks):
         steps = np.zeros(0, dtype=np.int64)
         was_cached = np.zeros(0, dtype=bool)
         if wants:
-            wants.sort(key=_by_step_and_position)
+            wants.sort()  # by step and position; no two share both
             blocks, was_cached = self.pool.allocate_telling(len(wants))
             for (_, _, table), block in zip(wants, blocks.tolist(), strict=True):
                 table.append(block)
@@ -265,7 +266,7 @@ class PagedKVCacheManager(HeldBlocks):
             first = (held.committed[0] + 1) * size - computed
             steps = range(first, count + 1, size)
             completed.extend((step, position, request, held) for step in steps)
-        completed.sort(key=_by_step_and_position)
+        completed.sort(key=itemgetter(0, 1))
         for _, _, request, held in completed:
             self._commit_next(request, held)
 
@@ -339,7 +340,3 @@ class PagedKVCacheManager(HeldBlocks):
             table[block] = 0
         if dropped:
             self.pool.free(np.array(dropped, dtype=np.int32))
-
-
-def _by_step_and_position(event: tuple[Any, ...]) -> tuple[Any, ...]:
-    return event[:2]

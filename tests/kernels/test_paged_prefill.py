@@ -91,7 +91,7 @@ def check(case: Case, *, tile: Tile | None = None, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", ["nhd", "packed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tile", [None, SMALL], ids=["chosen", "small"])
 def test_mixed_batch_in_one_call(layout: str, dtype: torch.dtype, tile: Tile | None) -> None:
     check(make(MIXED, dtype=dtype, layout=layout), tile=tile, layout=layout)
