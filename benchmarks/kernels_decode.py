@@ -225,6 +225,15 @@ def row(
     }
 
 
+def _options(given: list[str]) -> list[str]:
+    """Return the command line without the name of the output file."""
+    return [
+        word
+        for before, word in zip(["", *given], given, strict=False)
+        if "--json" not in (before, word)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
@@ -234,7 +243,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=0.1, help="of replays a case")
     arguments = parser.parse_args()
     result = {
-        "command": ["python", "benchmarks/kernels_decode.py", *sys.argv[1:]],
+        "command": ["python", "benchmarks/kernels_decode.py", *_options(sys.argv[1:])],
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,

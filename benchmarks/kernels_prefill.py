@@ -16,12 +16,14 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
+from simserve.config.environment import collect
 from simserve_kernels import reference
 from simserve_kernels.attention_tile import Tile
 from simserve_kernels.flash_attention import flash_attention
@@ -214,6 +216,8 @@ def main() -> None:
             "gpu": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "triton": triton.__version__,
+            "date": datetime.now(UTC).date().isoformat(),
+            "commit": collect()["commit"],
             "matmul_tflops": peak,
         }
         args.json.write_text(json.dumps({**where, "rows": rows}, indent=1) + "\n")
