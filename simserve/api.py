@@ -12,8 +12,8 @@ from simserve.config.dump import dump_config
 from simserve.config.environment import collect
 from simserve.config.loader import ConfigSource, LoadedConfig, load_config
 from simserve.config.overrides import Overrides
-from simserve.engine.simulation import simulate
-from simserve.errors import ConfigError, StalledError
+from simserve.engine.simulation import ctrl_c_calls, simulate
+from simserve.errors import ConfigError, StalledError, TraceError
 from simserve.metrics.options import MetricOptions, RunInfo, Scalar
 from simserve.metrics.repetitions import summarise_repetitions
 from simserve.metrics.result import RunResult
@@ -77,16 +77,26 @@ def run_to_directory(
         RunDirectoryError: `out` is there and not empty, or cannot be written.
         SimserveError: as `run` has it.
     """
-    from simserve.metrics.rundir import PICTURE
+    from simserve.metrics.rundir import PICTURE, check_writable
 
+    overwrite = _is_empty_folder(out)
+    check_writable(out, overwrite=overwrite)
     result = run(loaded, progress=progress)
     picture = None
-    if loaded.config.metrics.plot:
-        from simserve.report.run_plot import draw_run
+    with ctrl_c_calls(lambda: None):  # what was simulated is written, whatever comes now
+        if loaded.config.metrics.plot:
+            from simserve.report.run_plot import draw_run
 
-        picture = draw_run(result)
-    directory = result.save(out, overwrite=out.is_dir() and not any(out.iterdir()), picture=picture)
+            picture = draw_run(result)
+        directory = result.save(out, overwrite=overwrite, picture=picture)
     return Written(result.summary_dict, directory, directory / PICTURE if picture else None)
+
+
+def _is_empty_folder(path: Path) -> bool:
+    try:
+        return path.is_dir() and not any(path.iterdir())
+    except OSError:  # `check_writable` says what is wrong with it
+        return False
 
 
 def _run_once(loaded: LoadedConfig, seed: int, progress: Progress | None) -> RunResult:
@@ -102,6 +112,8 @@ def _run_once(loaded: LoadedConfig, seed: int, progress: Progress | None) -> Run
     )
     if outcome.complaint:
         raise StalledError(outcome.complaint)
+    if not built.recorder.num_requests:
+        raise TraceError(f"no requests are left to run; left out: {dict(built.workload.counts)}")
     metrics = loaded.config.metrics
     window = metrics.window
     goodput = metrics.goodput
@@ -134,6 +146,8 @@ def _info(loaded: LoadedConfig, built: Built, seed: int) -> RunInfo:
         "num_gpu_blocks": built.parts.kv.num_gpu_blocks,
         "out_of_domain_steps": getattr(built.cost_model, "out_of_domain_steps", None),
     }
+    if built.workload.sessions is not None:
+        extra["num_not_sent"] = built.workload.sessions.num_not_sent
     extra |= {f"workload.{name}": count for name, count in sorted(built.workload.counts.items())}
     return RunInfo(
         label=config.label,

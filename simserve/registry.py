@@ -114,7 +114,7 @@ def resolve(group: str, name: str) -> Any:
         sys.path.insert(0, "")
     try:
         return getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise PluginError(f"cannot load '{target}': {error}") from error
 
 

@@ -18,7 +18,13 @@ import pytest
 import simserve
 from simserve.api import run_to_directory
 from simserve.config.loader import load_config
-from simserve.errors import ConfigError, PluginError, StalledError
+from simserve.errors import (
+    ConfigError,
+    PluginError,
+    RunDirectoryError,
+    StalledError,
+    TraceError,
+)
 from simserve.metrics.rundir import read_run
 
 SMALL: dict[str, Any] = {
@@ -226,3 +232,58 @@ def simserve_bound(path: Path, num_requests: int) -> float:
             hits += min(512, row["input_length"] - 512 * place)
         seen.update(row["hash_ids"])
     return hits / total
+
+
+@pytest.mark.parametrize("output_len", range(20, 30))
+@pytest.mark.parametrize("method", ["eagle", "ngram"])
+def test_requests_with_drafts_complete_or_are_rejected(method: str, output_len: int) -> None:
+    made = config(
+        scheduler__max_num_seqs=8,
+        scheduler__max_num_batched_tokens=8,
+        scheduler__speculative={
+            "method": method,
+            "num_speculative_tokens": 3,
+            "acceptance": 0.0,
+        },
+        kv_cache__num_gpu_blocks=4,
+    )
+    made["workload"] = {
+        "synthetic": {
+            "num_requests": 1,
+            "prompt_len": {"kind": "constant", "value": 20},
+            "output_len": {"kind": "constant", "value": output_len},
+        }
+    }
+    summary = simserve.run(made).summary_dict
+    assert summary["completed"] + summary["rejected"] == 1
+
+
+def test_a_window_shorter_than_the_drafts_is_refused() -> None:
+    made = config(
+        scheduler__speculative={"method": "ngram", "num_speculative_tokens": 7, "acceptance": 1.0},
+        kv_cache__groups=[{"type": "sliding_window", "window": 7}],
+    )
+    with pytest.raises(ConfigError, match=r"kv_cache.groups: a window of 7 is too short .* 8"):
+        simserve.run(made)
+
+
+def test_a_place_that_cannot_be_written_is_known_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    calls: list[float] = []
+    for name in ("file/x", "y" * 300):
+        with pytest.raises(RunDirectoryError, match="cannot write there"):
+            run_to_directory(
+                load_config(SMALL),
+                out=tmp_path / name,
+                progress=lambda now_s, *_: calls.append(now_s),
+            )
+    assert calls == []
+
+
+def test_a_slice_without_requests_is_an_error(tmp_path: Path) -> None:
+    trace = tmp_path / "one.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,10,2\n")
+    made = config()
+    made["workload"] = {"trace": {"path": str(trace), "start_s": 5.0}}
+    with pytest.raises(TraceError, match="no requests are left to run"):
+        simserve.run(made)

@@ -22,7 +22,13 @@ import triton
 import triton.language as tl
 
 from simserve_kernels.decode_call import DecodeCall
-from simserve_kernels.decode_parts import biased_scores, load_k, load_v, locate
+from simserve_kernels.decode_parts import (
+    biased_scores,
+    load_k,
+    load_v,
+    locate,
+    tokens_to_read,
+)
 
 __all__ = ["PARTITION_SIZE", "decode_v1", "decode_v2"]
 
@@ -101,10 +107,11 @@ def _attend_range(
     for start in tl.range(first, high, TILE, num_stages=STAGES):
         token = tl.multiple_of(start, TILE) + tl.arange(0, TILE)
         seen = (token >= low) & (token < high)
-        block, place = locate(table_row, token, seen, BLOCK_SIZE)
+        read = tokens_to_read(token, seen, low, high, BLOCK_SIZE, VECTOR)
+        block, place = locate(table_row, token, read, BLOCK_SIZE)
         values = load_v(
-            v_head, block, place, token, seen, low, high, dim, v_block, v_slot, v_dim,
-            HEAD_SIZE, BLOCK_SIZE, VECTOR,
+            v_head, block, place, read, seen, dim, v_block, v_slot, v_dim,
+            HEAD_SIZE, VECTOR,
         )  # fmt: skip
         weight = tl.load(scores + token, mask=seen, other=0.0) * inverse
         outputs += weight[:, None] * values.to(tl.float32)

@@ -1,22 +1,43 @@
-"""Device functions that all paged decode kernels share: cache addresses, masks and scores."""
+"""Device functions that all paged decode kernels share: addresses, masks, scores, fp8."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-__all__ = ["biased_scores", "load_k", "load_v", "locate"]
+__all__ = ["biased_scores", "load_k", "load_v", "locate", "tokens_to_read", "unpack_fp8"]
+
+
+@triton.jit
+def tokens_to_read(
+    token: tl.tensor,
+    seen: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    VECTOR: tl.constexpr,
+) -> tl.tensor:
+    """Return which tokens are read: those seen, in [low, high), or all of their blocks.
+
+    VECTOR > 1 says that runs of so many tokens of V are contiguous and aligned (the packed
+    layout). A mask per token would split their loads, and a run must have one block number.
+    """
+    if VECTOR > 1:
+        first = token // BLOCK_SIZE * BLOCK_SIZE
+        return (first < high) & (first + BLOCK_SIZE > low)
+    else:
+        return seen
 
 
 @triton.jit
 def locate(
-    table_row: tl.tensor, token: tl.tensor, seen: tl.tensor, BLOCK_SIZE: tl.constexpr
+    table_row: tl.tensor, token: tl.tensor, read: tl.tensor, BLOCK_SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Return (block, place in the block) of each token, int64; table entries of others are 0.
+    """Return (block, place in the block) of each token; the table entries of others are not read.
 
     int64, because block · stride passes 2^31 in a cache of a few GB.
     """
-    block = tl.load(table_row + token // BLOCK_SIZE, mask=seen, other=0)
+    block = tl.load(table_row + token // BLOCK_SIZE, mask=read, other=0)
     return block.to(tl.int64), (token % BLOCK_SIZE).to(tl.int64)
 
 
@@ -45,32 +66,22 @@ def load_v(
     v_head: tl.tensor,
     block: tl.tensor,
     place: tl.tensor,
-    token: tl.tensor,
+    read: tl.tensor,
     seen: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
     dim: tl.tensor,
     v_block: tl.tensor,
     v_slot: tl.tensor,
     v_dim: tl.tensor,
     HEAD_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     VECTOR: tl.constexpr,
 ) -> tl.tensor:
-    """Return the V tile `[tokens, dims]`, 0 where a token is not seen: weight 0 × NaN is NaN.
-
-    VECTOR > 1 says that runs of so many tokens are contiguous and aligned (the packed layout). A
-    mask per token would split their loads, so that whole blocks are read and the tokens that are
-    not in [low, high) replaced.
-    """
+    """Return the V tile `[tokens, dims]`, 0 where a token is not seen: weight 0 × NaN is NaN."""
     row = block * v_block + place * v_slot
     in_head = (dim < HEAD_SIZE)[None, :]
     if VECTOR > 1:
         row = tl.max_contiguous(tl.multiple_of(row, VECTOR), VECTOR)
-        first = token // BLOCK_SIZE * BLOCK_SIZE
-        touched = (first < high) & (first + BLOCK_SIZE > low)
         pointers = v_head + row[:, None] + dim[None, :] * v_dim
-        tile = tl.load(pointers, mask=touched[:, None] & in_head, other=0.0)
+        tile = tl.load(pointers, mask=read[:, None] & in_head, other=0.0)
         tile = tl.where(seen[:, None], tile, tl.zeros_like(tile))
     else:
         pointers = v_head + row[:, None] + dim[None, :] * v_dim
@@ -94,3 +105,30 @@ def biased_scores(
     if ALIBI:
         scores += slope * distance
     return scores
+
+
+# Two words of two fp8 each, (a, b) and (c, d), become the float16 pairs (a, c) and (b, d).
+_UNPACK = tl.constexpr(
+    """{
+    .reg .b16 first, second;
+    .reg .b32 ab, cd;
+    mov.b32 {first, second}, $2;
+    cvt.rn.f16x2.e4m3x2 ab, first;
+    cvt.rn.f16x2.e4m3x2 cd, second;
+    prmt.b32 $0, ab, cd, 0x5410;
+    prmt.b32 $1, ab, cd, 0x7632;
+    }"""
+)
+
+
+@triton.jit
+def unpack_fp8(words: tl.tensor) -> tl.tensor:
+    """Return the even and the odd elements, float16, of a tile of 16-bit words of two fp8."""
+    return tl.inline_asm_elementwise(
+        _UNPACK,
+        "=r,=r,r",
+        [words],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )

@@ -36,7 +36,7 @@ _TOKENS = {"nhd": 2, "packed": 8}
 def _to_cache(values: tl.tensor, scale: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
     """Quantise where the cache is fp8: divide by the scale, saturate; NaN stays NaN."""
     if FP8:
-        values = values.to(tl.float32) / scale
+        values = tl.div_rn(values.to(tl.float32), scale)
         values = tl.clamp(values, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return values
 

@@ -16,19 +16,9 @@ from typing import Literal, get_args
 
 import torch
 
-from simserve_kernels.checks import (
-    FP8_DTYPE,
-    attention_options,
-    check_float,
-    check_index,
-    check_kv_cache,
-    check_last_dim_contiguous,
-    check_same_device,
-    check_shape,
-    device_guard,
-)
+from simserve_kernels.checks import device_guard
 from simserve_kernels.decode_article import PARTITION_SIZE, decode_v1, decode_v2
-from simserve_kernels.decode_call import DecodeCall
+from simserve_kernels.decode_call import checked_call
 from simserve_kernels.decode_split import decode_split
 from simserve_kernels.layouts import CacheLayout
 
@@ -93,73 +83,30 @@ def paged_decode(
         TypeError: a dtype that is not supported.
         ValueError: shapes, strides, devices or options that do not fit.
     """
-    check_same_device(
-        {
-            "q": q,
-            "k_cache": k_cache,
-            "v_cache": v_cache,
-            "block_table": block_table,
-            "seq_lens": seq_lens,
-            "alibi_slopes": alibi_slopes,
-            "out": out,
-        }
-    )
-    check_float("q", q)
-    cache = check_kv_cache(k_cache, v_cache, layout, q.dtype)
-    check_shape("q", q, ("num_seqs", "num_heads", cache.head_size))
-    check_last_dim_contiguous("q", q)
-    num_seqs, num_heads, _ = q.shape
-    if num_heads % cache.num_kv_heads:
-        raise ValueError(
-            f"q has {num_heads} heads, the cache {cache.num_kv_heads}: "
-            "the query heads must be a multiple of the KV heads"
-        )
-    check_index("block_table", block_table, (num_seqs, "max_blocks"))
-    check_index("seq_lens", seq_lens, (num_seqs,))
-    if not 0 <= max_seq_len <= block_table.shape[1] * cache.block_size:
-        raise ValueError(
-            f"max_seq_len is {max_seq_len}: block_table holds {block_table.shape[1]} blocks of "
-            f"{cache.block_size} tokens a sequence"
-        )
-    if alibi_slopes is not None:
-        check_shape("alibi_slopes", alibi_slopes, (num_heads,))
-        check_last_dim_contiguous("alibi_slopes", alibi_slopes)
-    if out is None:
-        out = torch.empty((num_seqs, num_heads, cache.head_size), dtype=q.dtype, device=q.device)
-    check_shape("out", out, tuple(q.shape))
-    check_last_dim_contiguous("out", out)
-    if out.dtype != q.dtype:
-        raise TypeError(f"out is {out.dtype}, q {q.dtype}: they must agree")
     if path not in get_args(DecodePath):
         raise ValueError(f"path is {path!r}: it must be 'auto', 'v1', 'v2' or 'article'")
-    options = attention_options(
-        cache.head_size,
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    call = checked_call(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        alibi_slopes,
+        out,
+        max_seq_len=max_seq_len,
+        layout=layout,
         scale=scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
         k_scale=k_scale,
         v_scale=v_scale,
     )
-    if k_cache.dtype != FP8_DTYPE and (k_scale, v_scale) != (1.0, 1.0):
-        raise ValueError(f"k_scale and v_scale must be 1 for a cache of {k_cache.dtype}")
-    if num_seqs == 0:
+    if call.num_seqs == 0:
         return out
-
-    call = DecodeCall(
-        q=q,
-        k_cache=k_cache,
-        v_cache=v_cache,
-        block_table=block_table,
-        seq_lens=seq_lens,
-        slopes=seq_lens if alibi_slopes is None else alibi_slopes,
-        alibi=alibi_slopes is not None,
-        max_seq_len=max_seq_len,
-        layout=layout,
-        cache=cache,
-        options=options,
-    )
     if path == "article":
-        path = "v1" if use_v1_0_11_0(max_seq_len, num_seqs, num_heads) else "v2"
+        path = "v1" if use_v1_0_11_0(max_seq_len, call.num_seqs, call.num_heads) else "v2"
     run = {"auto": decode_split, "v1": decode_v1, "v2": decode_v2}[path]
     with device_guard(q):
         run(call, out)

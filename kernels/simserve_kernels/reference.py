@@ -63,7 +63,9 @@ def kv_write(
 def _quantise(rows: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
     if dtype != torch.float8_e4m3fn:
         return rows.to(dtype)
-    return (rows.float() / scale).clamp(-448.0, 448.0).to(dtype)
+    # By a tensor: CUDA divides by a number as a product with its rounded reciprocal.
+    divisor = torch.tensor(scale, dtype=torch.float32, device=rows.device)
+    return (rows.float() / divisor).clamp(-448.0, 448.0).to(dtype)
 
 
 def attention(

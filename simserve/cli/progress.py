@@ -46,7 +46,10 @@ class Progress:
         if not self._enabled:
             return
         if self._bar is None:
-            self._print_line(now_s, num_done, num_total)
+            try:
+                self._print_line(now_s, num_done, num_total)
+            except OSError:
+                self._enabled = False  # nobody reads it: that must not end the simulation
             return
         clock_s = time.perf_counter()
         if clock_s < self._next_draw_s and num_done != num_total:

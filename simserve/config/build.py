@@ -13,7 +13,7 @@ from simserve.config.scheduler import Scheduler as SchedulerConfig
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Inbox
 from simserve.engine.loop import EngineParts
-from simserve.errors import ConfigError
+from simserve.errors import ConfigError, Problem
 from simserve.executor.drafts import MadeUpDrafter, accepted_with_probability
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.kv.capacity import fit_kv_cache
@@ -71,7 +71,7 @@ def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
     """
     config = loaded.config
     scheduler_config = config.scheduler
-    max_model_len, speculative = scheduler_config.max_model_len, scheduler_config.speculative
+    max_model_len = scheduler_config.max_model_len
     assert max_model_len is not None
     kv = _kv_manager(loaded)
     cost_model = _cost_model(loaded)
@@ -93,7 +93,8 @@ def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
             kv,
             scheduler_config.on_impossible == "as_engine",
             max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
-            num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
+            num_extra_slots=_num_draft_tokens(scheduler_config)
+            + _num_lookahead_tokens(scheduler_config),
         ),
         max_model_len=max_model_len,
         leap=leap,
@@ -137,7 +138,13 @@ def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:
         "enable_prefix_caching": config.enable_prefix_caching,
     }
     if config.allocator == "paged":
-        arguments["groups"] = _groups(loaded)
+        arguments["groups"] = groups = _groups(loaded)
+        # A window must outlast what a step appends, or blocks leave it before they are complete.
+        least = _num_draft_tokens(scheduler) + 1 + scheduler.async_scheduling
+        windows = [group.window for group in groups if isinstance(group, SlidingWindow)]
+        if windows and min(windows) < least:
+            message = f"a window of {min(windows)} is too short here: at least {least}"
+            raise ConfigError([Problem(path="kv_cache.groups", message=message)])
         arguments["drop_last_hit"] = _num_lookahead_tokens(scheduler) > 0
         arguments["free_queue"] = resolve("evictions", config.eviction)
     kv: KVCacheManager = cls(**arguments)
@@ -183,10 +190,13 @@ def _cost_model(loaded: LoadedConfig) -> CostModel:
     return cost_model
 
 
+def _num_draft_tokens(config: SchedulerConfig) -> int:
+    return config.speculative.num_speculative_tokens if config.speculative else 0
+
+
 def _num_lookahead_tokens(config: SchedulerConfig) -> int:
-    speculative = config.speculative
-    is_eagle = speculative is not None and speculative.method == "eagle"
-    return speculative.num_speculative_tokens if speculative and is_eagle else 0
+    is_eagle = config.speculative is not None and config.speculative.method == "eagle"
+    return _num_draft_tokens(config) if is_eagle else 0
 
 
 def _drafter(config: SchedulerConfig, seed: int) -> MadeUpDrafter | None:

@@ -52,6 +52,8 @@ class BuiltWorkload:
     """Arrivals per second asked for; `inf`: all at once; None: as the trace has them."""
     burstiness: float | None = None
     trace: Trace | None = None
+    sessions: Sessions | None = None
+    """The closed-loop conversations, if that is what the source is."""
     counts: Counter[str] = field(default_factory=Counter)
     """What transforms dropped or changed; filled while the workload is read."""
 
@@ -72,6 +74,8 @@ def build_workload(loaded: LoadedConfig, seed: int) -> BuiltWorkload:
             built = _synthetic(config.synthetic, seed)
     except ValueError as error:
         raise ConfigError(f"workload: {error}") from error
+    if isinstance(built.source, Sessions):
+        built.sessions = built.source
     if config.max_concurrency is not None:
         built.source = ConcurrencyCap(built.source, config.max_concurrency)
     return built

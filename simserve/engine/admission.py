@@ -15,7 +15,7 @@ class Admission:
         max_model_len: most tokens of a request.
         kv: the pool that a request must fit into.
         max_num_batched_tokens: most tokens that a request computes in one step.
-        num_speculative_tokens: draft tokens that need slots beside a request's own.
+        num_extra_slots: slots for drafts, and those kept ahead of them, beside a request's tokens.
         as_engine: only what vLLM's front end refuses (empty prompts, prompts beyond max_model_len);
             the rest is let in, is cut at max_model_len, or never fits and blocks the queue.
     """
@@ -27,13 +27,13 @@ class Admission:
         as_engine: bool,
         *,
         max_num_batched_tokens: int | None = None,
-        num_speculative_tokens: int = 0,
+        num_extra_slots: int = 0,
     ) -> None:
         self._max_model_len = max_model_len
         self._kv = kv
         self._as_engine = as_engine
         self._max_num_batched_tokens = max_num_batched_tokens or max_model_len
-        self._num_speculative_tokens = num_speculative_tokens
+        self._num_extra_slots = num_extra_slots
 
     def reason_to_reject(self, request: TraceRequest) -> str | None:
         """Why a request can never run, or None."""
@@ -51,9 +51,9 @@ class Admission:
         if total > limit:
             return f"prompt and output ({total} tokens) are longer than max_model_len ({limit})"
         # The last token is never fed back: it needs no slot.
-        slots = min(total - 1 + self._num_speculative_tokens, limit)
-        chunk = min(prompt_len, self._max_num_batched_tokens)
-        if not self._kv.can_hold(slots, chunk):
+        slots = min(total - 1 + self._num_extra_slots, limit)
+        # After a preemption outputs are recomputed like a prompt, as large a chunk as there is.
+        if not self._kv.can_hold(slots, min(slots, self._max_num_batched_tokens)):
             usable = self._kv.num_gpu_blocks - 1
             return (
                 f"its {slots} slots do not fit into the KV cache "

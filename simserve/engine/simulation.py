@@ -14,7 +14,7 @@ import simpy
 from simserve.engine.loop import Engine, EngineParts
 from simserve.engine.loop_async import AsyncEngine
 
-__all__ = ["Outcome", "Progress", "simulate"]
+__all__ = ["Outcome", "Progress", "ctrl_c_calls", "simulate"]
 
 Progress = Callable[[float, int, int | None], object]
 """Called after each step with the simulated time (s), requests done, and requests in all."""
@@ -40,7 +40,7 @@ def simulate(
     """
     env = simpy.Environment()
     engine = (AsyncEngine if async_scheduling else Engine)(env, parts, progress)
-    with _ctrl_c_calls(engine.interrupt), _rare_garbage_collection():
+    with ctrl_c_calls(engine.interrupt), _rare_garbage_collection():
         env.run(engine.process)
     parts.recorder.ended(engine.status, engine.now, parts.scheduler.unfinished())
     stalled = engine.status in ("deadlock", "livelock")
@@ -61,7 +61,7 @@ def _complaint(engine: Engine, parts: EngineParts) -> str:
         f"{engine.status} at {engine.now:.6f} s: {len(unfinished)} requests can never make "
         f"progress: {names}{', …' if len(unfinished) > 5 else ''}. {kv.num_free_blocks} of "
         f"{kv.num_gpu_blocks - 1} usable KV blocks of {kv.block_size} tokens are free. "
-        "Give the KV cache more blocks, or let on_impossible be 'reject'."
+        "Give the KV cache more blocks (kv_cache.num_gpu_blocks)."
     )
 
 
@@ -77,7 +77,8 @@ def _rare_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _ctrl_c_calls(action: Callable[[], None]) -> Iterator[None]:
+def ctrl_c_calls(action: Callable[[], None]) -> Iterator[None]:
+    """While it lasts, Ctrl-C calls `action` instead of raising (in the main thread)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -73,6 +73,11 @@ class RunRecorder:
         self._ended: tuple[str, float] | None = None
         self._note: str | None = None
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that reached the engine, rejected ones included."""
+        return len(self._requests)
+
     def arrived(self, request: TraceRequest, now_s: float) -> None:
         """The engine took a request in at `now_s`."""
         self._requests.add(request, now_s)

@@ -25,7 +25,7 @@ from simserve.metrics.result import RunResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PICTURE", "read_run", "write_run"]
+__all__ = ["PICTURE", "check_writable", "read_run", "write_run"]
 
 SUMMARY = "summary.json"
 PICTURE = "run.png"
@@ -58,6 +58,24 @@ def write_run(
     except OSError as error:
         raise RunDirectoryError(f"{path}: cannot write the run directory: {error}") from error
     return path
+
+
+def check_writable(path: str | Path, *, overwrite: bool = False) -> None:
+    """Find out before a long run whether its directory could be written.
+
+    Raises:
+        RunDirectoryError: as `write_run` would.
+    """
+    path = Path(path)
+    try:
+        str(path).encode()
+        _check_target(path, overwrite)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path.parent / f".{path.name}.{uuid4().hex[:8]}.partial"
+        probe.mkdir()
+        probe.rmdir()
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path!s:.200}: cannot write there: {error}") from error
 
 
 def read_run(path: str | Path) -> RunResult:

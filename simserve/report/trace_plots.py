@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.errors import TraceError
 from simserve.workload.stats import TraceColumns
 
 if TYPE_CHECKING:
@@ -37,7 +39,12 @@ def plot_trace(columns: TraceColumns, path: Path, title: str = "") -> None:
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{title}  ·  {stats.num_requests:,} requests over {stats.span_s:,.1f} s")
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    picture = BytesIO()
+    figure.savefig(picture, dpi=120, format="png", metadata={"Software": None})
+    try:
+        path.write_bytes(picture.getvalue())
+    except OSError as error:
+        raise TraceError(f"{path}: cannot write the picture: {error.strerror}") from error
 
 
 def _draw_histogram(axis: Axes, columns: TraceColumns) -> None:

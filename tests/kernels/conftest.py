@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
 
 if find_spec("torch") is not None:
@@ -55,21 +56,30 @@ def device() -> str:
 
 
 def mend_interpreter() -> None:
-    """Multiply bfloat16 as numbers: the interpreter of Triton 3.6 multiplies their bit patterns."""
+    """Let the interpreter treat bfloat16 as a GPU does.
+
+    That of Triton 3.6 multiplies the bit patterns of bfloat16 matrices, and cuts float32 to
+    bfloat16 instead of rounding it.
+    """
     from triton.runtime import interpreter
 
-    builder = interpreter.InterpreterBuilder
+    builder, tl = interpreter.InterpreterBuilder, interpreter.tl
     if hasattr(builder, "mended"):
         return
-    create_dot = builder.create_dot
+    create_dot, create_fp_trunc = builder.create_dot, builder.create_fp_trunc
 
-    def mended(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        tl = interpreter.tl
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype.scalar == tl.bfloat16:
             a, b = (self.create_fp_ext(operand, tl.float32) for operand in (a, b))
         return create_dot(self, a, b, *rest)
 
-    builder.create_dot = mended
+    def truncate(self: Any, src: Any, dst_type: Any) -> Any:
+        if (src.dtype.scalar, dst_type.scalar) != (tl.float32, tl.bfloat16):
+            return create_fp_trunc(self, src, dst_type)
+        rounded = torch.from_numpy(np.array(src.data)).bfloat16().view(torch.int16)
+        return interpreter.TensorHandle(rounded.numpy().view(np.uint16), tl.bfloat16)
+
+    builder.create_dot, builder.create_fp_trunc = dot, truncate
     builder.mended = True
 
 

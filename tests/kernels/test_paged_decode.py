@@ -57,7 +57,7 @@ def test_the_rule_of_v0_11_0(max_seq_len, num_seqs, num_heads, expected):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes_and_layouts(paged, assert_close, path, layout, dtype):
-    case = paged(11, [1, 17, 70], dtype=dtype, layout=layout)
+    case = paged(11, [1, 40], dtype=dtype, layout=layout)
     check(case, path, assert_close, layout=layout)
 
 
@@ -72,9 +72,9 @@ def test_head_and_block_sizes(paged, assert_close, path, head_size, block_size):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 3), (12, 2), (5, 1), (20, 1)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 3), (12, 2), (20, 1)])
 def test_grouped_queries(paged, assert_close, path, num_heads, num_kv_heads):
-    case = paged(num_heads, [40], num_heads=num_heads, num_kv_heads=num_kv_heads)
+    case = paged(num_heads, [20], num_heads=num_heads, num_kv_heads=num_kv_heads)
     check(case, path, assert_close)
 
 
@@ -87,10 +87,10 @@ def test_wide_groups(paged, assert_close, num_heads, num_kv_heads):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("options", list(itertools.product((False, True), repeat=3)), ids=str)
+@pytest.mark.parametrize("options", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)], ids=str)
 def test_every_option_once(paged, assert_close, device, path, options):
     alibi, window, cap = options
-    case = paged(2, [41, 6, 16], dtype=torch.bfloat16, block_size=4)
+    case = paged(2, [41, 6], dtype=torch.bfloat16, block_size=4)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)
     check(
         case,
@@ -105,7 +105,7 @@ def test_every_option_once(paged, assert_close, device, path, options):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_outside_the_window_may_hold_anything(paged, assert_close, path, layout):
-    lengths = [600, 9, 8, 1]
+    lengths = [530, 9, 8]
     case = paged(3, lengths, layout=layout, hidden=8)
     whole = paged(3, lengths, layout=layout)
     out = run(case, path, layout=layout, sliding_window=8)
@@ -116,10 +116,10 @@ def test_blocks_outside_the_window_may_hold_anything(paged, assert_close, path, 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp8(paged, assert_close, path, layout):
     scales = {"k_scale": 0.5, "v_scale": 2.0}
-    shape = {"layout": layout, "dtype": torch.bfloat16, "head_size": 128}
-    case = paged(8, [50, 3], kv_dtype=FP8, **shape, **scales)
+    shape = {"layout": layout, "dtype": torch.bfloat16}
+    case = paged(8, [40], kv_dtype=FP8, **shape, **scales)
     check(case, path, assert_close, layout=layout, **scales)
-    exact = paged(8, [50, 3], **shape)
+    exact = paged(8, [40], **shape)
     ref = reference.paged_attention(*exact.tensors, layout=layout)
     assert_close(run(case, path, layout=layout, **scales), ref, 6e-2)
 
@@ -127,7 +127,7 @@ def test_fp8(paged, assert_close, path, layout):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1e-6, 1e5])
 def test_fp8_with_queries_beyond_float16(paged, assert_close, path, size):
-    case = paged(9, [30], kv_dtype=FP8, dtype=torch.bfloat16)
+    case = paged(9, [16], kv_dtype=FP8, dtype=torch.bfloat16)
     case.q *= size
     check(case, path, assert_close, scale=0.125 / size)
 
@@ -158,14 +158,14 @@ def test_no_sequences(paged, path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_scores_of_any_size(paged, assert_close, path):
-    case = paged(6, [70])
+    case = paged(6, [40], num_heads=2, num_kv_heads=1)
     for size in (1e-4, 1e4):
         check(case, path, assert_close, bound=1e-3, scale=size)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_several_partitions_and_chunks(paged, assert_close, path):
-    case = paged(7, [1100, 5, 513], num_heads=2, num_kv_heads=1)
+    case = paged(7, [1030, 513], num_heads=1, num_kv_heads=1)
     check(case, path, assert_close)
     check(case, path, assert_close, sliding_window=520)
 
