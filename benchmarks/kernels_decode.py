@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random  # noqa: TID251 - the lengths that peers were measured with
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from simserve.config.environment import collect
 from simserve_kernels import reference
 from simserve_kernels.kv_write import kv_write
 from simserve_kernels.layouts import CacheShape, allocate_cache, check_cache
@@ -245,6 +247,8 @@ def main() -> None:
     result = {
         "command": ["python", "benchmarks/kernels_decode.py", *_options(sys.argv[1:])],
         "gpu": torch.cuda.get_device_name(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": collect()["commit"],
         "torch": torch.__version__,
         "triton": triton.__version__,
         **measure(arguments.paths, arguments.layouts, arguments.cases, arguments.budget_s),

@@ -82,7 +82,11 @@ def free_directory(config: str, out: str | None) -> Path:
     """
     if out is not None:
         path = Path(out)
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        try:
+            is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+        except OSError as error:
+            raise RunDirectoryError(f"{out:.200}: cannot write there: {error}") from error
+        if not is_free:
             raise RunDirectoryError(f"{out}: exists already; name a new or empty folder for --out")
         return path
     first = Path("runs") / Path(config).stem

@@ -95,7 +95,7 @@ def check_blocks(kv: PagedKVCacheManager, running: list[Request], waiting: list[
     for block, count in holders.items():
         assert kv.pool.ref_counts[block] == count
         if count > 1:
-            assert kv.pool._owner[block] != 0
+            assert kv.pool._keys[block] != 0
     assert int(kv.pool.ref_counts.sum()) == sum(holders.values())
 
 
