@@ -131,6 +131,8 @@ def convert(
             max_osl=max_osl,
             num_requests=num_requests,
         )
+    if out.exists() and file.exists() and out.samefile(file):
+        raise TraceError(f"{out}: is the trace that is read; name another file")
     trace = _open(file, format, on_bad_row, option)
     counts: Counter[str] = Counter()
     changed = transforms.apply(trace.requests(), counts, seed)

@@ -308,3 +308,18 @@ def test_all_at_once_and_bursty_arrivals_can_be_asked_for(tmp_path: Path) -> Non
     assert {r.arrival_s for r in requests_of(out)} == {0.0}
     call("generate", "single_document", "--out", out, "--burstiness", "0.5")
     assert len({r.arrival_s for r in requests_of(out)}) == 24
+
+
+def test_a_trace_is_not_converted_onto_itself(tmp_path: Path) -> None:
+    trace = write_rows(tmp_path / "a.jsonl", mooncake(0), mooncake(5))
+    before = trace.read_bytes()
+    with pytest.raises(SimserveError, match="is the trace that is read"):
+        call("convert", trace, tmp_path / "." / "a.jsonl")
+    assert trace.read_bytes() == before
+
+
+def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    trace = write_rows(tmp_path / "a.jsonl", mooncake(0), mooncake(5))
+    for place in (tmp_path, tmp_path / "nowhere" / "x.png"):
+        with pytest.raises(SimserveError, match="cannot write the picture"):
+            call("inspect", trace, "--plot", place)
