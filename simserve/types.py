@@ -21,7 +21,6 @@ __all__ = [
     "MmItem",
     "ModelShape",
     "Request",
-    "RequestGroup",
     "ScheduledRequest",
     "Status",
     "StepOutput",
@@ -38,10 +37,8 @@ class Status(IntEnum):
     WAITING = 0
     RUNNING = 1
     PREEMPTED = 2
-    FINISHED_STOPPED = 3
-    FINISHED_LENGTH_CAPPED = 4
-    FINISHED_ABORTED = 5
-    REJECTED = 6
+    FINISHED_LENGTH_CAPPED = 3
+    FINISHED_ABORTED = 4
 
 
 class Kind(IntEnum):
@@ -55,7 +52,7 @@ class Kind(IntEnum):
 
 
 FinishReason = str
-"""`length`, `stop`, `abort` or `rejected`; None while unfinished."""
+"""`length` or `abort`."""
 
 AdmissionStop = str
 """What ended admission in a step: `budget`, `max_num_seqs`, `blocks`, `preemption` or `empty`;
@@ -109,15 +106,6 @@ class TraceRequest:
 def output_segment(request_id: str) -> str:
     """Name of the segment that a request's generated tokens make."""
     return f"{request_id}/output"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestGroup:
-    """Requests that belong together (n > 1, beams). Metrics are kept per child and per group."""
-
-    id: str
-    children: tuple[str, ...]
-    kind: str
 
 
 class Request:
@@ -266,8 +254,6 @@ class StepResult:
     parts: Mapping[str, NDArray[np.float64]]
     num_emitted: Sequence[int]
     """Tokens each request of the plan yields in each step of the run."""
-    token_ids: Sequence[Sequence[int]] | None = None
-    """The tokens themselves (real executors)."""
     draft_tokens: Mapping[str, Sequence[int]] | None = None
     """New drafts per request ([] clears); None: the drafter was not run, old drafts stay."""
 
