@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "BlockStats",
     "CostModel",
+    "Decodes",
     "Executor",
     "GaugedKVCacheManager",
     "Grown",
     "KVCacheManager",
+    "LoopCost",
     "PrefixHit",
     "Price",
     "Recorder",
     "Scheduler",
     "SteadyScheduler",
     "StepRecord",
+    "TimedIntake",
     "TraceReader",
     "Workload",
 ]
@@ -68,22 +70,50 @@ class TraceReader(Protocol):
 class PrefixHit(NamedTuple):
     """A prefix found in the cache: blocks per KV group (0 is the null block) and its tokens."""
 
-    blocks: tuple[NDArray[np.int32], ...]
+    blocks: tuple[NDArray[np.int64], ...]
     num_tokens: int
 
 
 class Grown(NamedTuple):
     """Blocks that each of some steps took, and how many of those evicted a cached one."""
 
-    taken: NDArray[np.int64]
-    evicted: NDArray[np.int64]
+    taken: Sequence[int]
+    evicted: Sequence[int]
 
 
-class BlockStats(NamedTuple):
-    """Counters of a KV pool since its start."""
+class Decodes(Protocol):
+    """Requests that take one slot in every step, in the order of the running list.
 
-    evicted_cached_blocks: int
-    num_cached_keys: int
+    What each step needs is known beforehand, so that nothing is asked request by request. The
+    scheduler adds a request when it joins the common pace, and takes it out before its blocks are
+    touched in any other way.
+    """
+
+    def add(self, request: Request) -> bool:
+        """Take in a request that has just joined; False, and nothing done, if it cannot be."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """It leaves, with the slots it has taken so far. Called before `request.leave()`."""
+        ...
+
+    def take_slots(self) -> Mapping[str, tuple[Sequence[int], ...]] | None:
+        """A slot for each; the new blocks of those that needed one. None: too few were free."""
+        ...
+
+    def steps_that_fit(self, limit: int, head: Request | None = None) -> int:
+        """For how many further steps the free blocks last (at most `limit`).
+
+        `head` is a waiting request that found too few blocks: nor may its prefix hit change.
+        """
+        ...
+
+    def grow(self, count: int) -> Grown:
+        """`take_slots` for `count` further steps, blocks handed out in the same order.
+
+        Returns what each of the steps took, `count` numbers each.
+        """
+        ...
 
 
 class KVCacheManager(Protocol):
@@ -95,13 +125,18 @@ class KVCacheManager(Protocol):
     num_groups: int
 
     @property
+    def decodes(self) -> Decodes | None:
+        """Handles requests that take one slot in every step; None: the scheduler asks for each."""
+        ...
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that could be handed out now, evictable cached ones included."""
         ...
 
     @property
-    def stats(self) -> BlockStats:
-        """Counters since the start."""
+    def evicted_cached_blocks(self) -> int:
+        """Blocks with cached content that were handed out for other content, since the start."""
         ...
 
     def get_computed_blocks(self, request: Request) -> PrefixHit | None:
@@ -121,18 +156,15 @@ class KVCacheManager(Protocol):
         """
         ...
 
-    def append_slots(self, requests: Sequence[Request]) -> Mapping[str, tuple[Sequence[int], ...]]:
-        """`allocate_slots` for one known token of each request; a block for each must be free.
-
-        Returns the new blocks of those that needed some.
-        """
-        ...
-
     def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
         """Whether an otherwise empty pool could hold a request that computes so many tokens.
 
         `num_chunk_tokens` is the most it computes in one step.
         """
+        ...
+
+    def can_hold_all(self, request: Request, hit: PrefixHit | None = None) -> bool:
+        """Whether blocks for all tokens of a waiting request, after its `hit`, are free now."""
         ...
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
@@ -148,28 +180,11 @@ class KVCacheManager(Protocol):
         ...
 
     def get_block_ids(self, request: Request) -> tuple[Sequence[int], ...]:
-        """The block table of a request, per KV group."""
+        """The block table of a request, per KV group: copies, nobody changes them later."""
         ...
 
     def get_num_common_prefix_blocks(self, request: Request, num_running: int) -> tuple[int, ...]:
         """Leading blocks of `request` that all running requests share, per KV group."""
-        ...
-
-    def steps_that_fit(
-        self, requests: Sequence[Request], limit: int, head: Request | None = None
-    ) -> int:
-        """For how many further steps of one token each the free blocks last (at most `limit`).
-
-        `head` is a waiting request that found too few blocks: nor may its prefix hit change.
-        """
-        ...
-
-    def grow(self, requests: Sequence[Request], count: int) -> Grown:
-        """Allocate `count` further single-token steps of all requests, in single-step order.
-
-        Reads `num_computed_tokens` as it was before these steps, and does not change it.
-        Returns what each of the steps took, arrays of shape [count].
-        """
         ...
 
     def reset_prefix_cache(self) -> bool:
@@ -181,7 +196,7 @@ class KVCacheManager(Protocol):
 class GaugedKVCacheManager(Protocol):
     """What an allocator may offer: numbers of its own, such as fragmentation, for every step.
 
-    Its `steps_that_fit` answers 0, so that no step is passed over.
+    It offers no `decodes`, so that no step is passed over.
     """
 
     def gauges(self) -> Mapping[str, int]:
@@ -235,7 +250,7 @@ class SteadyScheduler(Protocol):
         """Pass over `count` steps, `plan` the first of them: update and schedule again, each.
 
         Afterwards the state is that after the schedule() of the last of them, so that its update()
-        is still to come. Returns what each but the first took, arrays of shape [count - 1].
+        is still to come. Returns what each but the first took, `count - 1` numbers each.
         """
         ...
 
@@ -243,8 +258,9 @@ class SteadyScheduler(Protocol):
 class Price(NamedTuple):
     """Duration of each step of a run (s), and the named parts that add up to it."""
 
-    durations_s: NDArray[np.float64]
-    parts: Mapping[str, NDArray[np.float64]]
+    durations_s: Sequence[float]
+    parts: Mapping[str, float | NDArray[np.float64]]
+    """A number holds for every step of the run."""
 
 
 class CostModel(Protocol):
@@ -252,6 +268,32 @@ class CostModel(Protocol):
 
     def price(self, run: StepRun) -> Price:
         """Durations of the `run.count` steps of a run, each > 0 if the plan has tokens."""
+        ...
+
+
+@runtime_checkable
+class LoopCost(Protocol):
+    """What a cost model may offer: time of the engine's loop between steps, when no model runs.
+
+    A step's tokens are out at its end; only then comes this time, and then the next step. It is not
+    spent while steps are planned ahead (asynchronous scheduling): there it hides behind a step.
+    """
+
+    def after_step_s(self, plan: StepPlan) -> float:
+        """From the end of a step to the look at what has arrived (s)."""
+        ...
+
+    def take_in_s(self, request: TraceRequest) -> float:
+        """To take in one request that has arrived (s)."""
+        ...
+
+
+@runtime_checkable
+class TimedIntake(Protocol):
+    """What an executor may offer: taking in a request takes time."""
+
+    def taken_in_s(self, request: TraceRequest, now_s: float) -> float:
+        """When a request is taken in, if that begins at `now_s` (s)."""
         ...
 
 
@@ -281,9 +323,9 @@ class StepRecord(NamedTuple):
     """Time of the schedule() call; differs from `start_s` under async scheduling."""
     num_running: int
     num_waiting: int
-    num_free_blocks: NDArray[np.int64]
+    num_free_blocks: Sequence[int] | NDArray[np.int64]
     """After the schedule() of each step of the run, shape [count]."""
-    num_evicted_blocks: NDArray[np.int64]
+    num_evicted_blocks: Sequence[int] | NDArray[np.int64]
     """Cached blocks that the schedule() of each step evicted, shape [count]."""
     gauges: Mapping[str, int] = {}
     """What the KV manager reports of itself after the schedule() of a single step, if it does."""

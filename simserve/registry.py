@@ -64,18 +64,16 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     ),
     "allocators": (
         "num_free_blocks",
-        "stats",
+        "evicted_cached_blocks",
         "get_computed_blocks",
         "allocate_slots",
-        "append_slots",
         "can_hold",
         "cache_blocks",
         "free",
         "forget",
         "get_block_ids",
         "get_num_common_prefix_blocks",
-        "steps_that_fit",
-        "grow",
+        "decodes",
         "reset_prefix_cache",
     ),
     "cost_models": ("price",),
@@ -120,7 +118,7 @@ def resolve(group: str, name: str) -> Any:
 
 def check_protocol(cls: type, group: str) -> None:
     """Raise PluginError naming every method that `cls` lacks to serve in `group`."""
-    missing = [name for name in REQUIRED[group] if inspect.getattr_static(cls, name, None) is None]
+    missing = [name for name in REQUIRED[group] if inspect.getattr_static(cls, name, cls) is cls]
     if missing:
         raise PluginError(
             f"{cls.__module__}:{cls.__qualname__} cannot serve among {group}: "

@@ -20,6 +20,7 @@ __all__ = [
     "Lookups",
     "MmItem",
     "ModelShape",
+    "Pace",
     "Request",
     "ScheduledRequest",
     "Status",
@@ -28,6 +29,7 @@ __all__ = [
     "StepResult",
     "StepRun",
     "TraceRequest",
+    "seconds_at",
 ]
 
 
@@ -108,19 +110,36 @@ def output_segment(request_id: str) -> str:
     return f"{request_id}/output"
 
 
+class Pace:
+    """How far the requests that take one token in every step have come, counted in steps."""
+
+    __slots__ = ("scheduled", "updated")
+
+    def __init__(self) -> None:
+        self.scheduled = 0
+        """Steps scheduled."""
+        self.updated = 0
+        """Steps whose tokens are known."""
+
+
 class Request:
-    """Mutable scheduling state of one request. All counts are tokens."""
+    """Mutable scheduling state of one request. All counts are tokens.
+
+    A request can join others that take one token in every step. Its counts then follow from their
+    common `Pace`, and nobody has to visit it.
+    """
 
     __slots__ = (
+        "_computed",
+        "_known",
+        "_pace",
         "arrival_s",
         "draft_tokens",
         "finish_reason",
         "max_tokens",
         "num_cached_tokens",
-        "num_computed_tokens",
         "num_output_placeholders",
         "num_preemptions",
-        "num_tokens",
         "priority",
         "prompt_len",
         "request_id",
@@ -140,10 +159,9 @@ class Request:
         self.stop_len = min(max_model_len, self.prompt_len + self.max_tokens)
         """The request ends by length when it has this many tokens."""
         self.status = Status.WAITING
-        self.num_tokens = self.prompt_len
-        """Prompt and output tokens known to the scheduler."""
-        self.num_computed_tokens = 0
-        """Leading tokens that have, or are about to get, KV entries."""
+        self._known = self.prompt_len
+        self._computed = 0
+        self._pace: Pace | None = None
         self.slots_until = 0
         """Set by the KV manager: as long as no more tokens than this are computed or looked ahead
         for, `allocate_slots` of a running request has nothing to do."""
@@ -153,6 +171,39 @@ class Request:
         """Prefix hit at the first admission; -1 before it."""
         self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known to the scheduler."""
+        return self._known if self._pace is None else self._known + self._pace.updated
+
+    @num_tokens.setter
+    def num_tokens(self, value: int) -> None:
+        self._known = value if self._pace is None else value - self._pace.updated
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Leading tokens that have, or are about to get, KV entries."""
+        return self._computed if self._pace is None else self._computed + self._pace.scheduled
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        self._computed = value if self._pace is None else value - self._pace.scheduled
+
+    def join(self, pace: Pace) -> int:
+        """Take one token in every step from now on; what to add to steps for computed tokens."""
+        self._known -= pace.updated
+        self._computed -= pace.scheduled
+        self._pace = pace
+        return self._computed
+
+    def leave(self) -> None:
+        """Stay where the common pace has brought it."""
+        pace = self._pace
+        if pace is not None:
+            self._known += pace.updated
+            self._computed += pace.scheduled
+            self._pace = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -246,16 +297,23 @@ class StepResult:
     """What an executor reports of a `StepRun`.
 
     `ends_s` are absolute times on the engine's clock, one a step; `parts` name where the time of
-    each step went (seconds), arrays of the same length. Both are cut by the engine when a run is
-    interrupted.
+    each step went (seconds): an array of the same length, or a number that holds for every step.
+    Both are cut by the engine when a run is interrupted.
     """
 
-    ends_s: NDArray[np.float64]
-    parts: Mapping[str, NDArray[np.float64]]
+    ends_s: Sequence[float]
+    parts: Mapping[str, float | NDArray[np.float64]]
     num_emitted: Sequence[int]
     """Tokens each request of the plan yields in each step of the run."""
     draft_tokens: Mapping[str, Sequence[int]] | None = None
     """New drafts per request ([] clears); None: the drafter was not run, old drafts stay."""
+    gap_s: float = 0.0
+    """Time after each of the steps, when its tokens are out, before the next can be scheduled."""
+
+
+def seconds_at(seconds: float | NDArray[np.float64], step: int) -> float:
+    """A part of a `StepResult`, or of a price, in one step of its run."""
+    return seconds if isinstance(seconds, float | int) else float(seconds[step])
 
 
 class StepOutput(NamedTuple):

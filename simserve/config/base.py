@@ -49,7 +49,6 @@ class StrictModel(BaseModel):
         strict=True,
         frozen=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
 
 

@@ -74,7 +74,7 @@ def extract(run: StepRun, sliding_window: int | None = None) -> Features:
     num_decodes = num_tokens.count(1)
     num_samples = plan.samples.count(True)
     drafts = sum(map(len, plan.draft_tokens.values())) if plan.draft_tokens else 0
-    steps = 0 if count == 1 else np.arange(count, dtype=np.int64)
+    steps: Count = 0 if count == 1 else np.arange(count)
     decode_starts = sum(starts)
     num_prefills = prefill_tokens = 0
     pairs: Count = 0
@@ -86,7 +86,7 @@ def extract(run: StepRun, sliding_window: int | None = None) -> Features:
         num_prefills, prefill_tokens = len(prefills), sum([n for n, _ in prefills])
         pairs, kv_read = _prefill_counts(prefills, steps, sliding_window)
     if sliding_window is None:
-        decode_kv: Count = decode_starts + num_decodes + num_decodes * steps
+        decode_kv: Count = num_decodes * steps + (decode_starts + num_decodes)
     else:
         decode_kv = _windowed_decode_kv(plan, steps, sliding_window)
     return Features(

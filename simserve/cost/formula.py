@@ -5,7 +5,6 @@ from __future__ import annotations
 from operator import mul
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simserve.cost.checks import check_not_negative
 from simserve.errors import ConfigError
@@ -51,17 +50,16 @@ class FormulaCost:
         n, starts = plan.num_tokens, plan.starts
         tokens = sum(n)
         if tokens == 0:
-            return Price(np.zeros(count), {"gpu_s": np.zeros(count)})
+            return Price([0.0] * count, {"gpu_s": 0.0})
         if n.count(1) == len(n):
             squares, context = tokens, sum(starts)
         else:
             squares, context = sum(map(mul, n, n)), sum(map(mul, n, starts))
         attended = context + squares
         fixed = self.base_s + self.per_token_s * tokens
-        durations_s: NDArray[np.float64]
         if count == 1:
-            durations_s = np.array([fixed + self.per_attended_token_s * attended])
-        else:
-            over_run = (attended + squares * np.arange(count)).astype(np.float64)
-            durations_s = fixed + self.per_attended_token_s * over_run
-        return Price(durations_s, {"gpu_s": durations_s})
+            duration_s = fixed + self.per_attended_token_s * attended
+            return Price([duration_s], {"gpu_s": duration_s})
+        over_run = (attended + squares * np.arange(count)).astype(np.float64)
+        durations_s = fixed + self.per_attended_token_s * over_run
+        return Price(durations_s.tolist(), {"gpu_s": durations_s})

@@ -39,8 +39,7 @@ PARTS = (
     "launch_s",
     "host_s",
 )
-"""Names of the parts, in the order in which they are added up."""
-_PLACES = tuple((part, slice(at, at + 1)) for at, part in enumerate(PARTS, start=1))
+"""Names of the parts, which add up to the duration."""
 
 
 class RooflineCost:
@@ -112,15 +111,12 @@ class RooflineCost:
         """Durations and parts of the steps of a run; a step without tokens costs 0."""
         features = extract(run, self._window)
         if features.num_tokens == 0:
-            table = np.zeros((1 + len(PARTS), run.count))
-        elif run.count == 1:
-            numbers = np.array(self._columns(features, max))
-            return Price(numbers[:1], {part: numbers[at] for part, at in _PLACES})
-        else:
-            table = np.empty((1 + len(PARTS), run.count))
-            for row, column in zip(table, self._columns(features, np.maximum), strict=True):
-                row[:] = column
-        return Price(table[0], dict(zip(PARTS, table[1:], strict=True)))
+            return Price([0.0] * run.count, dict.fromkeys(PARTS, 0.0))
+        if run.count == 1:
+            total, *parts = self._columns(features, max)
+            return Price([total], dict(zip(PARTS, parts, strict=True)))
+        total, *parts = self._columns(features, np.maximum)
+        return Price(total.tolist(), dict(zip(PARTS, parts, strict=True)))
 
     def _columns(self, f: Features, longer: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
         """The duration and the parts, by the same operations for numbers and for arrays."""
@@ -143,7 +139,10 @@ class RooflineCost:
         rows = f.num_logits_rows
         head = max(self._row_flops_s * rows, self._head_s + self._row_s * rows)
         host = self._host_step_s + self._host_request_s * f.num_reqs
-        total = linear + decode + prefill + head + self._launch_s + host
+        # What may be an array comes last: adding numbers to it one by one would cost more.
+        total = decode + (linear + head + self._launch_s + host)
+        if f.num_prefills:
+            total = total + prefill
         return total, linear, decode, prefill, head, self._launch_s, host
 
     def _set_linear(self, model: ModelShape, flops_per_s: float, bytes_per_s: float) -> None:

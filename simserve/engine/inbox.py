@@ -42,6 +42,8 @@ class Inbox:
         self, workload: Workload, aborts: Sequence[Abort] = (), resets: Sequence[Reset] = ()
     ) -> None:
         self._workload = workload
+        self._due: float | None = None
+        self._is_stale = True
         self._aborts = deque(sorted(aborts, key=lambda abort: abort.time_s))
         self._resets = deque(sorted(resets, key=lambda reset: reset.time_s))
 
@@ -51,6 +53,17 @@ class Inbox:
         Raises:
             SimserveError: the workload names a time that never comes (NaN or infinity).
         """
+        if self._is_stale:
+            self._due = self._earliest()
+            self._is_stale = False
+        return self._due
+
+    def finished(self, request_id: str, now_s: float, completed: bool) -> None:
+        """A request ended: the workload may send another one for it."""
+        self._workload.finished(request_id, now_s, completed)
+        self._is_stale = True
+
+    def _earliest(self) -> float | None:
         due = self._workload.next_arrival()
         if due is not None and not due < inf:
             raise SimserveError(f"the workload announces its next request at {due} s")
@@ -62,6 +75,7 @@ class Inbox:
     def pop(self) -> Message:
         """Take the message that `next_time` announced."""
         due = self.next_time()
+        self._is_stale = True
         if self._workload.next_arrival() == due:
             return self._workload.take()
         if self._aborts and self._aborts[0].time_s == due:

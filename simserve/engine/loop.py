@@ -2,19 +2,20 @@
 
 Two SimPy processes: one delivers messages at their times, the other steps. The engine keeps a clock
 of its own, in absolute times, and that clock orders events: SimPy's relative delays may differ from
-it in the last bit. An arrival during a step waits for the step's end.
+it in the last bit. An arrival during a step waits for the step's end: it cuts a run of steps there.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
 from typing import Any, Protocol
 
-import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Abort, Inbox, Message
@@ -26,6 +27,7 @@ from simserve.protocols import (
     Scheduler,
     SteadyScheduler,
     StepRecord,
+    TimedIntake,
     Workload,
 )
 from simserve.types import Request, StepOutput, StepPlan, StepResult, StepRun, TraceRequest
@@ -100,9 +102,9 @@ class Engine:
         if leap and isinstance(scheduler, SteadyScheduler):
             self._steady = scheduler
         self._gauged = parts.kv if isinstance(parts.kv, GaugedKVCacheManager) else None
+        self._intake = parts.executor if isinstance(parts.executor, TimedIntake) else None
         self._mail: deque[Message] = deque()
         self._armed_for: float | None = None
-        self._leaping = False
         self._idle_preemptions = 0
         self._postman = env.process(self._deliver())
         self.process = env.process(self._run())
@@ -114,7 +116,7 @@ class Engine:
     # -- messages --------------------------------------------------------------------------------
 
     def _deliver(self) -> Process:
-        """Bring each message at its time, and wake an engine that sleeps over several steps."""
+        """Bring each message at its time."""
         while True:
             due = self._armed_for = self._inbox.next_time()
             try:
@@ -123,9 +125,6 @@ class Engine:
                 continue  # an earlier message has turned up
             while due is not None and (time := self._inbox.next_time()) is not None and time <= due:
                 self._mail.append(self._inbox.pop())
-            if self._mail and self._leaping:
-                self._leaping = False
-                self.process.interrupt()
 
     def _next_due(self) -> float | None:
         return _due(self._mail[0]) if self._mail else self._inbox.next_time()
@@ -144,6 +143,8 @@ class Engine:
                 parts.recorder.rejected(message, reason, self.now)
                 self._ended(message.request_id, completed=False)
                 return
+            if self._intake is not None:
+                self.now = self._intake.taken_in_s(message, self.now)
             parts.recorder.arrived(message, self.now)
             parts.executor.add_request(message)
             self._scheduler.add_request(Request(message, parts.max_model_len))
@@ -160,7 +161,7 @@ class Engine:
     def _ended(self, request_id: str, completed: bool) -> None:
         """Closed loops may send the next request now; the postman must know if it is earlier."""
         self.num_done += 1
-        self._parts.workload.finished(request_id, self.now, completed)
+        self._inbox.finished(request_id, self.now, completed)
         due = self._inbox.next_time()
         if due is not None and (self._armed_for is None or due < self._armed_for):
             self._armed_for = due
@@ -191,11 +192,11 @@ class Engine:
 
     def _step(self) -> Process:
         start_s = self.now
-        before = self._kv.stats.evicted_cached_blocks
+        before = self._kv.evicted_cached_blocks
         plan = self._schedule()
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting
-        free = np.array([self._kv.num_free_blocks])
-        evicted = np.array([self._kv.stats.evicted_cached_blocks - before])
+        free = [self._kv.num_free_blocks]
+        evicted = [self._kv.evicted_cached_blocks - before]
         gauges = self._gauged.gauges() if self._gauged is not None else {}
         passed = 1
         if not plan.request_ids:
@@ -203,15 +204,16 @@ class Engine:
         else:
             count = self._num_equal_steps(plan)
             result = self._parts.executor.submit(StepRun(plan, count), start_s)
-            passed = yield from self._sleep_over(result.ends_s)
+            passed = self._steps_until_message(result) if count > 1 else 1
+            yield self._until(result.ends_s[passed - 1])
             if self._steady is not None and passed > 1:
                 grown = self._steady.advance(plan, passed)
-                free = np.concatenate((free, free - grown.taken.cumsum()))
-                evicted = np.concatenate((evicted, grown.evicted))
+                free = list(accumulate(grown.taken, sub, initial=free[0]))
+                evicted += grown.evicted
             if passed < count:
                 result = _cut(result, passed)
-            end_s = float(result.ends_s[-1])
-            self._last_step_s = (end_s - start_s) / passed
+            end_s = result.ends_s[-1]
+            self._last_step_s = (end_s - start_s) / passed + result.gap_s
             self.now = end_s
         output = self._update(plan, result)
         self._parts.recorder.stepped(
@@ -229,6 +231,7 @@ class Engine:
             )
         )
         self.num_steps += passed
+        self.now += result.gap_s
         self._close_step(plan, output)
         if not plan.request_ids and not plan.preempted_ids and not self.status:
             yield from self._wait_for_message("deadlock")
@@ -260,24 +263,14 @@ class Engine:
             self._parts.observer.updated(plan, output, self.now)
         return output
 
-    def _sleep_over(self, ends_s: NDArray[np.float64]) -> Generator[simpy.Event, Any, int]:
-        """Sleep to the end of a run, or of the step in progress when a message comes.
-
-        Returns how many steps have passed.
-        """
-        passed = len(ends_s)
-        if passed > 1 and not self._mail:
-            self._leaping = True
-            try:
-                yield self._until(float(ends_s[-1]))
-                self._leaping = False
-                return passed
-            except simpy.Interrupt:
-                pass
-        if passed > 1:
-            passed = min(passed, int(np.searchsorted(ends_s, _due(self._mail[0]))) + 1)
-        yield self._until(float(ends_s[passed - 1]))
-        return passed
+    def _steps_until_message(self, result: StepResult) -> int:
+        """How many steps of a run there will be: the last is that after which a message is due."""
+        due, gap_s = self._next_due(), result.gap_s
+        num_steps = len(result.ends_s)
+        if due is None:
+            return num_steps
+        before = bisect_left(result.ends_s, due, key=lambda end_s: end_s + gap_s)
+        return min(num_steps, before + 1)
 
     def _close_step(self, plan: StepPlan, output: StepOutput) -> None:
         """Show progress, and see to it that nothing runs for ever."""
@@ -305,10 +298,13 @@ def _due(message: Message) -> float:
 
 def nothing_run(now_s: float) -> StepResult:
     """The result of a step without tokens: no model is run."""
-    return StepResult(np.array([now_s]), {}, ())
+    return StepResult([now_s], {}, ())
 
 
 def _cut(result: StepResult, count: int) -> StepResult:
     """The first `count` steps of a run."""
-    parts = {name: values[:count] for name, values in result.parts.items()}
-    return StepResult(result.ends_s[:count], parts, result.num_emitted)
+    parts = {
+        name: values if isinstance(values, float | int) else values[:count]
+        for name, values in result.parts.items()
+    }
+    return StepResult(result.ends_s[:count], parts, result.num_emitted, gap_s=result.gap_s)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import simpy
 
 from simserve.engine.loop import Engine, EngineParts, Process, nothing_run
@@ -30,7 +29,7 @@ class _InFlight(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        return float(self.result.ends_s[-1])
+        return self.result.ends_s[-1]
 
 
 class AsyncEngine(Engine):
@@ -71,7 +70,7 @@ class AsyncEngine(Engine):
 
     def _launch(self) -> _InFlight:
         """Schedule a step; it starts when the worker is free."""
-        before = self._kv.stats.evicted_cached_blocks
+        before = self._kv.evicted_cached_blocks
         plan = self._schedule()
         start_s = max(self._worker_free_at_s, self.now)
         if plan.request_ids:
@@ -86,7 +85,7 @@ class AsyncEngine(Engine):
             self._scheduler.num_running,
             self._scheduler.num_waiting,
             self._kv.num_free_blocks,
-            self._kv.stats.evicted_cached_blocks - before,
+            self._kv.evicted_cached_blocks - before,
         )
         self._worker_free_at_s = step.end_s
         self._in_flight.append(step)
@@ -105,8 +104,8 @@ class AsyncEngine(Engine):
                 step.scheduled_at_s,
                 step.num_running,
                 step.num_waiting,
-                np.array([step.num_free_blocks]),
-                np.array([step.num_evicted_blocks]),
+                [step.num_free_blocks],
+                [step.num_evicted_blocks],
             )
         )
         self._close_step(step.plan, output)

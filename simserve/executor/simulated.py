@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, repeat
+from operator import lt
 from typing import Protocol
 
-import numpy as np
-
 from simserve.errors import SimserveError
-from simserve.protocols import CostModel
+from simserve.protocols import CostModel, LoopCost
 from simserve.types import StepPlan, StepResult, StepRun, TraceRequest
 
 __all__ = ["Drafter", "SimulatedExecutor"]
@@ -35,6 +35,7 @@ class SimulatedExecutor:
 
     def __init__(self, cost_model: CostModel, drafter: Drafter | None = None) -> None:
         self._cost_model = cost_model
+        self._loop = cost_model if isinstance(cost_model, LoopCost) else None
         self._drafter = drafter
         self.single_steps = drafter is not None
 
@@ -42,6 +43,10 @@ class SimulatedExecutor:
         """A request was taken in."""
         if self._drafter is not None:
             self._drafter.add_request(request)
+
+    def taken_in_s(self, request: TraceRequest, now_s: float) -> float:
+        """When a request is taken in, if that begins at `now_s` (s)."""
+        return now_s if self._loop is None else now_s + self._loop.take_in_s(request)
 
     def submit(self, run: StepRun, start_s: float) -> StepResult:
         """Price `run`. Ends are summed up one by one, as single steps would.
@@ -51,22 +56,22 @@ class SimulatedExecutor:
         """
         plan = run.plan
         durations, parts = self._cost_model.price(run)
-        if run.count == 1:
-            end_s = start_s + durations.item(0)
-            ends_s = np.array([end_s])
-            advances = end_s > start_s
+        gap_s = 0.0 if self._loop is None else self._loop.after_step_s(plan)
+        if gap_s:
+            spans = chain.from_iterable(zip(durations, repeat(gap_s)))
+            clock = list(accumulate(spans, initial=start_s))
+            starts_s, ends_s = clock[::2], clock[1::2]
         else:
-            clock = np.concatenate(((start_s,), durations))
-            ends_s = np.add.accumulate(clock, out=clock)[1:]
-            advances = bool((clock[1:] > clock[:-1]).all())
-        if not advances:
+            starts_s = list(accumulate(durations, initial=start_s))
+            ends_s = starts_s[1:]
+        if not all(map(lt, starts_s, ends_s)):
             raise SimserveError(
                 f"the cost model prices step {plan.step} ({plan.total_num_tokens} tokens) at "
-                f"{float(np.min(durations))!r} s: every step with tokens must take time"
+                f"{min(durations)!r} s: every step with tokens must take time"
             )
         emitted: Sequence[int] = plan.samples
         drafts = None
         if self._drafter is not None:
             emitted = self._drafter.emit(plan)
             drafts = self._drafter.draft(plan, emitted)
-        return StepResult(ends_s, parts, emitted, draft_tokens=drafts)
+        return StepResult(ends_s, parts, emitted, draft_tokens=drafts, gap_s=gap_s)

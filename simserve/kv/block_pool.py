@@ -14,6 +14,8 @@ __all__ = ["BlockPool"]
 
 _INDEX_BITS = 32
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
+_MANY = 4096
+"""Evictions that may wait for `settle`."""
 
 
 class BlockPool:
@@ -28,10 +30,17 @@ class BlockPool:
     ) -> None:
         self.num_gpu_blocks = num_gpu_blocks
         self.free_queue = free_queue
-        self.ref_counts = np.zeros(num_gpu_blocks, dtype=np.int32)
+        self.ref_counts = np.zeros(num_gpu_blocks, dtype=np.int64)
+        self._num_shared = 0
+        """Uses of blocks beyond the first one of each."""
         self.num_cached_keys = 0
         """Distinct (identity, group) pairs with at least one block."""
         self.evicted_cached_blocks = 0
+        self._evicted: list[tuple[NDArray[np.int64], Blocks]] = []
+        """Keys that blocks had before they were handed out, and the blocks; see `settle`."""
+        self._evicted_singly: list[tuple[int, int]] = []
+        """The same, of single blocks."""
+        self._num_evicted = 0
         self._trie = trie
         self._num_groups = num_groups
         # The key of a block: (slot of its stretch * groups + group) << 32 | index. 0: no key.
@@ -46,43 +55,54 @@ class BlockPool:
 
     def allocate(self, count: int) -> Blocks:
         """Hand out `count` blocks from the queue's head; what was cached in them is evicted."""
-        return self._hand_out(count)[0]
+        return self.allocate_telling(count)[0]
 
-    def allocate_telling(self, count: int) -> tuple[Blocks, NDArray[np.bool_]]:
-        """As `allocate`, and in which of the blocks something was cached."""
-        blocks, keys = self._hand_out(count)
-        return blocks, keys > 0
-
-    def _hand_out(self, count: int) -> tuple[Blocks, NDArray[np.int64]]:
-        """Blocks, and the keys that they had."""
+    def allocate_telling(self, count: int) -> tuple[Blocks, NDArray[np.int64]]:
+        """As `allocate`, and the keys under which the blocks were cached, 0: none."""
         blocks = self.free_queue.popleft_n(count)
         keys = self._keys[blocks]
-        if np.count_nonzero(keys):
-            self.evicted_cached_blocks += self._drop_keys(keys, blocks)
+        if num_evicted := int(np.count_nonzero(keys)):
+            self.evicted_cached_blocks += num_evicted
+            self._keys[blocks] = 0
+            self._evicted.append((keys, blocks))
+            self._num_evicted += count
+            if self._num_evicted > _MANY:
+                self.settle()
         self.ref_counts[blocks] = 1
         return blocks, keys
 
-    def allocate_one(self) -> int:
-        """Hand out the block at the head of the queue."""
-        block = self.free_queue.popleft()
-        if key := self._key_of[block]:
-            self._drop_key(key, block)
-            self.evicted_cached_blocks += 1
-        self._refs_of[block] = 1
-        return block
+    def allocate_few(self, count: int) -> list[int]:
+        """As `allocate`, faster for a handful of blocks."""
+        blocks = []
+        popleft, key_of, refs_of = self.free_queue.popleft, self._key_of, self._refs_of
+        for _ in range(count):
+            block = popleft()
+            if key := key_of[block]:
+                self.evicted_cached_blocks += 1
+                self._evicted_singly.append((key, block))
+                key_of[block] = 0
+            refs_of[block] = 1
+            blocks.append(block)
+        return blocks
 
     def touch(self, blocks: Blocks) -> None:
         """Use cached blocks once more; those nobody used leave the free queue."""
         unused = blocks[self.ref_counts[blocks] == 0]
         if len(unused):
             self.free_queue.remove_n(unused)
+        self._num_shared += len(blocks) - len(unused)
         self.ref_counts[blocks] += 1
 
     def free(self, blocks: Blocks) -> None:
         """Give up one use of each block, in the order given; unused ones join the queue's tail."""
-        counts = self.ref_counts[blocks] - 1
-        self.ref_counts[blocks] = counts
-        unused = blocks[counts == 0]
+        if self._num_shared:
+            counts = self.ref_counts[blocks] - 1
+            self.ref_counts[blocks] = counts
+            unused = blocks[counts == 0]
+            self._num_shared -= len(blocks) - len(unused)
+        else:
+            self.ref_counts[blocks] = 0
+            unused = blocks
         if len(unused):
             self.free_queue.append_n(unused)
 
@@ -93,6 +113,7 @@ class BlockPool:
             stretch.cached[group] = blocks.copy()
             self.num_cached_keys += count
         else:
+            self.settle()
             cached = stretch.room_for(group, start + count)[start : start + count]
             if np.count_nonzero(cached):
                 self._commit_beside(stretch, start, group, blocks.tolist())
@@ -103,24 +124,29 @@ class BlockPool:
         self._keys[blocks] = np.arange(first, first + count)
         stretch.refs += count
 
-    def commit_one(self, stretch: Stretch, index: int, group: int, block: int) -> None:
-        """Put one block under the identity (stretch, index)."""
-        cached = stretch.cached[group]
-        if index >= len(cached):
-            cached = stretch.room_for(group, index + 1)
-        if cached.item(index):
-            self._commit_beside(stretch, index, group, [block])
-        else:
-            cached[index] = block
-            self.num_cached_keys += 1
-        self._key_of[block] = (stretch.slot * self._num_groups + group) << _INDEX_BITS | index
-        stretch.refs += 1
-
     def drop_all_keys(self) -> None:
         """Forget everything that is cached."""
-        blocks = np.flatnonzero(self._keys).astype(np.int32)
+        blocks = self._keys.nonzero()[0]
         if len(blocks):
-            self._drop_keys(self._keys[blocks], blocks)
+            self._evicted.append((self._keys[blocks], blocks))
+            self._keys[blocks] = 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Take evicted blocks out of their stretches. Until then these name blocks that are gone.
+
+        Nobody may look at a stretch before that; but most are never looked at again, so that many
+        evictions are seen to at once.
+        """
+        if self._evicted_singly:
+            singly = np.array(self._evicted_singly, dtype=np.int64)
+            self._evicted.append((singly[:, 0], singly[:, 1]))
+            self._evicted_singly.clear()
+        if self._evicted:
+            keys, blocks = map(np.concatenate, zip(*self._evicted, strict=True))
+            self._evicted.clear()
+            self._num_evicted = 0
+            self._drop_keys(keys, blocks)
 
     def _commit_beside(
         self, stretch: Stretch, start: int, group: int, blocks: Sequence[int]
@@ -135,23 +161,8 @@ class BlockPool:
                     stretch.duplicates = {}
                 stretch.duplicates.setdefault((group, index), []).append(block)
 
-    def _drop_key(self, key: int, block: int) -> None:
-        """As `_drop_keys`, for one block that has a key."""
-        slot, group = divmod(key >> _INDEX_BITS, self._num_groups)
-        stretch = self._trie.stretches[slot]
-        assert stretch is not None
-        index = key & _INDEX_MASK
-        if stretch.duplicates:
-            self._drop_beside(stretch, group, [block], [index])
-        else:
-            stretch.cached[group][index] = 0
-            self.num_cached_keys -= 1
-        self._key_of[block] = 0
-        self._trie.unref(stretch, 1)
-
-    def _drop_keys(self, keys: NDArray[np.int64], blocks: Blocks) -> int:
-        """Take the keys off `blocks`; how many had one."""
-        dropped = 0
+    def _drop_keys(self, keys: NDArray[np.int64], blocks: Blocks) -> None:
+        """Take out blocks that had these keys (0: none)."""
         for owner, start, stop in _same_owner(keys >> _INDEX_BITS):
             slot, group = divmod(owner, self._num_groups)
             stretch = self._trie.stretches[slot]
@@ -164,10 +175,7 @@ class BlockPool:
                 if stretch.refs > count:  # else nothing else holds it, and it goes
                     stretch.cached[group][indices] = 0
                 self.num_cached_keys -= count
-            dropped += count
             self._trie.unref(stretch, count)
-        self._keys[blocks] = 0
-        return dropped
 
     def _drop_beside(
         self, stretch: Stretch, group: int, blocks: Sequence[int], indices: Sequence[int]

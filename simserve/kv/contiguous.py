@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
-import numpy as np
-
 from simserve.errors import CapacityError, ConfigError, Problem
-from simserve.protocols import BlockStats, Grown, PrefixHit
+from simserve.protocols import PrefixHit
 from simserve.types import Request
 
 __all__ = ["ContiguousKVCacheManager"]
@@ -31,6 +29,8 @@ class ContiguousKVCacheManager:
         ConfigError: prefix caching is on.
         CapacityError: not even one region fits.
     """
+
+    decodes = None
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class ContiguousKVCacheManager:
         return len(self._free) * self.region_blocks
 
     @property
-    def stats(self) -> BlockStats:
-        """All zero: nothing is cached."""
-        return BlockStats(0, 0)
+    def evicted_cached_blocks(self) -> int:
+        """0: nothing is cached."""
+        return 0
 
     @property
     def reserved_unused_tokens(self) -> int:
@@ -95,11 +95,15 @@ class ContiguousKVCacheManager:
     def get_block_ids(self, request: Request) -> tuple[Sequence[int], ...]:
         """The blocks of a request's region; empty if it has none."""
         held = self._held.get(request.request_id)
-        return (range(0) if held is None else self._blocks(held[0]),)
+        return ([] if held is None else list(self._blocks(held[0])),)
 
     def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
         """Whether a region is long enough."""
         return num_tokens <= self._max_model_len
+
+    def can_hold_all(self, request: Request, hit: PrefixHit | None = None) -> bool:
+        """Whether a region is free: it has room for every request."""
+        return bool(self._free)
 
     def get_num_common_prefix_blocks(self, request: Request, num_running: int) -> tuple[int, ...]:
         """None: regions share nothing."""
@@ -147,22 +151,6 @@ class ContiguousKVCacheManager:
     def forget(self, request: Request) -> None:
         """As `free`: nothing else is known of a request."""
         self.free(request)
-
-    # -- runs of decode steps --------------------------------------------------------------------
-
-    def append_slots(self, requests: Sequence[Request]) -> Mapping[str, tuple[Sequence[int], ...]]:
-        """Nothing to do: every request has its region."""
-        return {}
-
-    def steps_that_fit(
-        self, requests: Sequence[Request], limit: int, head: Request | None = None
-    ) -> int:
-        """0: blocks would last, but the gauges change in every step."""
-        return 0
-
-    def grow(self, requests: Sequence[Request], count: int) -> Grown:
-        """No step takes a block: zeros, shape [count]."""
-        return Grown(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
 
     def _blocks(self, region: int) -> range:
         first = 1 + region * self.region_blocks

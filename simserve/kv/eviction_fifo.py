@@ -46,7 +46,7 @@ class FifoFreeQueue:
 
     def popleft_n(self, count: int) -> Blocks:
         """Take `count` blocks from the head; there must be so many."""
-        taken = np.empty(count, dtype=np.int32)
+        taken = np.empty(count, dtype=np.int64)
         found = 0
         while found < count:
             block = heappop(self._heap)[1]

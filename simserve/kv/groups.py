@@ -101,9 +101,9 @@ def _window_hit(
     return list(blocks)
 
 
-def _cached_table(chain: Chain, members: Sequence[int], limit: int) -> NDArray[np.int32]:
+def _cached_table(chain: Chain, members: Sequence[int], limit: int) -> NDArray[np.int64]:
     """Cached block under each identity, shape [groups, limit]; 0: none."""
-    table = np.zeros((len(members), limit), dtype=np.int32)
+    table = np.zeros((len(members), limit), dtype=np.int64)
     at = 0
     for stretch, start, stop in chain.between(0, limit):
         for row, g in enumerate(members):
@@ -123,4 +123,4 @@ def _leading_nonzero(view: Blocks) -> int:
 def _join(pieces: list[Blocks]) -> Blocks:
     if len(pieces) == 1:
         return pieces[0]
-    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32)
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)

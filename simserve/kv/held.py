@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,22 +10,30 @@ import numpy as np
 
 from simserve.errors import SimserveError
 from simserve.kv.block_pool import BlockPool
+from simserve.kv.free_queue import Blocks
 from simserve.kv.groups import Group, SlidingWindow
-from simserve.kv.identity import Chain, IdentityTrie
+from simserve.kv.identity import Chain, IdentityTrie, Stretch
 from simserve.types import Request
 
-__all__ = ["Held", "HeldBlocks"]
+__all__ = ["Held", "HeldBlocks", "as_blocks"]
+
+
+def as_blocks(table: array[int]) -> Blocks:
+    """A view of a block table that is not empty. No block can be appended while it exists."""
+    return np.frombuffer(table, dtype=np.int64)
 
 
 class Held:
     """What a request holds: its block table per group, and how far it is committed to the cache."""
 
-    __slots__ = ("chain", "committed", "tables")
+    __slots__ = ("chain", "committed", "tables", "waiting")
 
     def __init__(self, num_groups: int) -> None:
-        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.tables = [array("q") for _ in range(num_groups)]
         self.committed = [0] * num_groups
         self.chain: Chain | None = None
+        self.waiting: list[Stretch] = []
+        """Where blocks it completes are not committed at once."""
 
 
 class HeldBlocks:
@@ -53,8 +62,8 @@ class HeldBlocks:
         self._single = self.num_groups == 1 and not self._windows
 
     def get_block_ids(self, request: Request) -> tuple[Sequence[int], ...]:
-        """The block table of a request, per KV group."""
-        return tuple(self._held_by(request).tables)
+        """The block table of a request, per KV group: copies."""
+        return tuple([table.tolist() for table in self.held_by(request).tables])
 
     def free(self, request: Request) -> None:
         """Give back a request's blocks, last first. The cache keys stay. Idempotent."""
@@ -63,9 +72,9 @@ class HeldBlocks:
             return
         for g, table in enumerate(held.tables):
             if table:
-                blocks = np.array(table[::-1], dtype=np.int32)
+                blocks = as_blocks(table)[::-1]
                 self.pool.free(blocks[blocks > 0] if self._windows else blocks)
-                held.tables[g] = []
+                held.tables[g] = array("q")
             held.committed[g] = 0
         request.slots_until = 0
 
@@ -76,36 +85,65 @@ class HeldBlocks:
         if held is not None and held.chain is not None:
             self._trie.release(held.chain)
 
-    def _held_by(self, request: Request) -> Held:
+    def held_by(self, request: Request) -> Held:
+        """What a request holds; nothing yet, if it is new."""
         held = self._held.get(request.request_id)
         if held is None:
             held = self._held[request.request_id] = Held(len(self.groups))
         return held
 
-    def _note_slots(self, request: Request, held: Held) -> None:
+    def note_slots(self, request: Request) -> None:
         """Until when this request needs neither a block nor a commit."""
         if not self._windows:
+            held = self._held[request.request_id]
             until = self.block_size * len(held.tables[0])
             if self.enable_prefix_caching:
                 until = min(until, self.block_size * (held.committed[0] + 1) - 1)
             request.slots_until = until
 
-    def _chain(self, request: Request) -> Chain:
-        held = self._held_by(request)
+    def chain(self, request: Request) -> Chain:
+        """The identities of its blocks; made when first asked for."""
+        held = self.held_by(request)
         if held.chain is None:
             held.chain = self._trie.chain(request.trace)
         return held.chain
 
-    def _commit_next(self, request: Request, held: Held) -> None:
-        """`_commit` one more block in a single group."""
-        chain = held.chain or self._chain(request)
-        block = held.committed[0]
-        held.committed[0] = block + 1
-        stretch, index = chain.at(block)
-        self.pool.commit_one(stretch, index, 0, held.tables[0][block])
+    # -- the prefix cache ------------------------------------------------------------------------
+
+    def commit_later(self, request: Request) -> bool:
+        """Let the blocks that a decode completes wait until somebody could see them in the cache.
+
+        False if another one's blocks under the same identities wait already: which of them is
+        older would be lost.
+        """
+        held = self._held[request.request_id]
+        chain, done = self.chain(request), held.committed[0]
+        if done < chain.num_blocks:
+            stretches = [stretch for stretch, _, _ in chain.between(done, chain.num_blocks)]
+            if any(stretch.committer is not None for stretch in stretches):
+                return False
+            for stretch in stretches:
+                stretch.committer = request
+            held.waiting = stretches
+        return True
+
+    def commit_now(self, request: Request) -> None:
+        """Commit what a decode has completed so far."""
+        held = self._held[request.request_id]
+        full_blocks = request.num_computed_tokens // self.block_size
+        if held.waiting and full_blocks > held.committed[0]:
+            self._commit(request, held, full_blocks)
+
+    def commit_no_later(self, request: Request) -> None:
+        """Commit what a decode has completed; from now on its blocks do not wait."""
+        self.commit_now(request)
+        held = self._held[request.request_id]
+        for stretch in held.waiting:
+            stretch.committer = None
+        held.waiting = []
 
     def _commit(self, request: Request, held: Held, full_blocks: int) -> None:
-        chain = held.chain or self._chain(request)
+        chain = held.chain or self.chain(request)
         for g, table in enumerate(held.tables):
             start = held.committed[g]
             if full_blocks <= start:
@@ -116,8 +154,10 @@ class HeldBlocks:
                     f"request {request.request_id}: block {start} fell out of the sliding window "
                     "before it was complete; the window is shorter than the accepted drafts"
                 )
-            done = start
+            done, blocks = start, as_blocks(table)
             for stretch, first, end in chain.between(start, full_blocks):
+                if stretch.committer is not None and stretch.committer is not request:
+                    self.commit_now(stretch.committer)
                 stop = done + end - first
-                self.pool.commit(stretch, first, g, np.array(table[done:stop], dtype=np.int32))
+                self.pool.commit(stretch, first, g, blocks[done:stop])
                 done = stop

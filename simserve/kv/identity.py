@@ -1,7 +1,8 @@
 """Block identity: equal identities mean equal whole prefixes, as vLLM's chained block hashes do.
 
-An identity is a place in a trie of stretches. A stretch is a run of blocks inside one segment (or a
-single block that spans several), hanging below the block before it; block i of it is (stretch, i).
+An identity is a place in a trie of stretches. A stretch is a run of blocks that hangs below the
+block before it: a block of whatever tokens, and those that follow it inside the segment in which it
+ends. Block i of it is (stretch, i).
 So a prompt of any length is found with one dictionary access per part, not per block, the identity
 is exact (no collisions), and a whole stretch is looked up, committed and evicted as an array.
 
@@ -19,17 +20,26 @@ import numpy as np
 
 from simserve.kv.free_queue import Blocks
 from simserve.segments import Segment, Segments, split_blocks, total_len
-from simserve.types import MmItem, TraceRequest
+from simserve.types import MmItem, Request, TraceRequest
 
 __all__ = ["Chain", "IdentityTrie", "Stretch"]
 
-_EMPTY: Blocks = np.zeros(0, dtype=np.int32)
+_EMPTY: Blocks = np.zeros(0, dtype=np.int64)
 
 
 class Stretch:
     """Consecutive block identities without a branch inside, and the blocks cached under them."""
 
-    __slots__ = ("cached", "children", "duplicates", "key", "parent", "refs", "slot")
+    __slots__ = (
+        "cached",
+        "children",
+        "committer",
+        "duplicates",
+        "key",
+        "parent",
+        "refs",
+        "slot",
+    )
 
     def __init__(self, parent: Stretch | None, key: Hashable, slot: int, num_groups: int) -> None:
         self.parent = parent
@@ -41,12 +51,14 @@ class Stretch:
         """Per KV group: oldest block cached under each identity; 0, or beyond the end: none."""
         self.duplicates: dict[tuple[int, int], list[int]] | None = None
         """Further blocks under (group, index), in order of insertion."""
+        self.committer: Request | None = None
+        """A decode that completes blocks here and has not committed all of them yet."""
 
     def room_for(self, group: int, count: int) -> Blocks:
         """The group's array of cached blocks, at least `count` long."""
         cached = self.cached[group]
         if len(cached) < count:
-            grown = np.zeros(max(count, 2 * len(cached), 16), dtype=np.int32)
+            grown = np.zeros(max(count, 2 * len(cached), 16), dtype=np.int64)
             grown[: len(cached)] = cached
             self.cached[group] = cached = grown
         return cached
@@ -164,21 +176,28 @@ class IdentityTrie:
                 yield stretch, 1
 
     def _plain_keys(self, parts: Segments, limit: int | None) -> Iterator[tuple[Hashable, int]]:
-        """Keys along `parts` and the blocks each stands for, at most `limit` blocks."""
+        """Keys along `parts` and the blocks each stands for, at most `limit` blocks.
+
+        A key is the content of its first block. A block of several segments, or of literal tokens
+        alone, is named by its pieces; one inside a segment by the segment and the place in it.
+        """
         size = self._block_size
         left = total_len(parts) // size if limit is None else limit
         pieces: list[tuple[Hashable, ...]] = []
         room = size
         for segment, length in parts:
-            offset = 0
+            offset, literal = 0, isinstance(segment, tuple)
             if pieces and length >= room and left:
                 pieces.append(_piece(segment, 0, room))
-                yield _content(pieces), 1
-                offset, pieces, room, left = room, [], size, left - 1
+                offset = room
+                count = 1 if literal else min(1 + (length - offset) // size, left)
+                yield _content(pieces), count
+                offset += (count - 1) * size
+                pieces, room, left = [], size, left - count
             if not pieces and (count := min((length - offset) // size, left)):
                 left -= count
                 end = offset + count * size
-                if isinstance(segment, tuple):
+                if literal:
                     for start in range(offset, end, size):
                         yield _content([_piece(segment, start, size)]), 1
                 else:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column", "items", "lists", "numbers", "strings"]
+__all__ = ["column", "items", "lists", "named", "numbers", "strings"]
 
 
 def numbers(values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> pa.Array:
@@ -32,14 +32,30 @@ def numbers(values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> p
 
 def strings(values: Sequence[str | None]) -> pa.Array:
     """A string array, null at None."""
+    encoded = [b"" if value is None else value.encode() for value in values]
+    missing = np.array([value is None for value in values], dtype=np.bool_)
+    return _strings(encoded, np.fromiter(map(len, encoded), np.int64, len(encoded)), missing)
+
+
+def named(names: Sequence[str | None], codes: NDArray[Any]) -> pa.Array:
+    """A string array: row i is names[codes[i]], null at None. (`take` would load Arrow's compute
+    functions, which takes longer than a short run.)"""
+    encoded = [b"" if name is None else name.encode() for name in names]
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    missing = np.array([name is None for name in names], dtype=np.bool_)
+    rows = list(map(encoded.__getitem__, codes.tolist()))
+    return _strings(rows, lengths[codes], missing[codes])
+
+
+def _strings(
+    rows: Sequence[bytes], lengths: NDArray[np.int64], missing: NDArray[np.bool_]
+) -> pa.Array:
     import pyarrow as pa
 
-    encoded = [b"" if value is None else value.encode() for value in values]
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum([len(text) for text in encoded], out=offsets[1:])
-    missing = np.array([value is None for value in values], dtype=np.bool_)
-    buffers = [_validity(missing), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers)
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    buffers = [_validity(missing), pa.py_buffer(offsets), pa.py_buffer(b"".join(rows))]
+    return pa.Array.from_buffers(pa.large_string(), len(rows), buffers)
 
 
 def lists(offsets: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:

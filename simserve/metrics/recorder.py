@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simserve.errors import SimserveError
+from simserve.metrics.prefill_chunks import PrefillChunks, PrefillLog
 from simserve.metrics.prefix_note import SharingProbe
 from simserve.metrics.request_log import Outcome, RequestColumns, RequestLog
 from simserve.metrics.step_log import StepColumns, StepLog
@@ -29,6 +30,7 @@ class RunData:
     requests: RequestColumns
     steps: StepColumns
     times: TokenTimes
+    prefills: PrefillChunks
     num_gpu_blocks: int
     enable_prefix_caching: bool
     num_ghosts: int
@@ -66,6 +68,7 @@ class RunRecorder:
         self._prompt_lens: dict[str, int] = {}
         self._computed: dict[str, int] = {}
         """Tokens of live requests that chunks without an emission have computed."""
+        self._prefills = PrefillLog()
         self._behind: dict[str, int] = {}
         """Preempted requests: how many tokens they had computed before."""
         self._num_ghosts = 0
@@ -80,8 +83,8 @@ class RunRecorder:
 
     def arrived(self, request: TraceRequest, now_s: float) -> None:
         """The engine took a request in at `now_s`."""
-        self._requests.add(request, now_s)
         self._prompt_lens[request.request_id] = prompt_len = request.prompt_len
+        self._requests.add(request, prompt_len, now_s)
         if self._probe is not None:
             self._probe.see(request, prompt_len)
 
@@ -103,6 +106,8 @@ class RunRecorder:
         self._steps.add(record)
         if plan.kinds or plan.preempted_ids or self._behind:
             self._admissions(plan, count, step, record.scheduled_at_s)
+        if plan.kinds or self._prefills.open:
+            self._prefills.stepped(record.run, num_emitted, step, self._requests.rows)
         if 0 in num_emitted:
             self._chunks(plan, num_emitted)
         self._tokens.emit(plan.request_ids, num_emitted, step, self._requests.rows)
@@ -111,7 +116,7 @@ class RunRecorder:
         if plan.lookups.requests and self._probe is not None:
             self._lookups(plan, count)
         if record.output.finished:
-            now_s = float(record.result.ends_s[-1])
+            now_s = record.result.ends_s[-1]
             self._end(record.output.finished, Outcome.COMPLETED, now_s)
 
     def ended(self, status: str, now_s: float, unfinished: Sequence[Request]) -> None:
@@ -147,6 +152,7 @@ class RunRecorder:
             requests=self._requests.columns(),
             steps=steps,
             times=self._tokens.times(steps.end_s, len(self._requests)),
+            prefills=self._prefills.chunks(len(self._requests)),
             num_gpu_blocks=self._num_gpu_blocks,
             enable_prefix_caching=self._enable_prefix_caching,
             num_ghosts=self._num_ghosts,
@@ -158,13 +164,12 @@ class RunRecorder:
 
     def _admissions(self, plan: StepPlan, count: int, step: int, scheduled_at_s: float) -> None:
         """First admissions, and what preempted requests compute again."""
-        rows = self._requests.rows
         for request_id, kind in plan.kinds.items():
-            if kind == Kind.NEW and request_id in rows:
-                self._requests.scheduled_s[rows[request_id]] = scheduled_at_s
-            elif kind == Kind.RESUMED:
+            if kind is Kind.NEW:
+                self._requests.scheduled(request_id, scheduled_at_s)
+            elif kind is Kind.RESUMED:
                 self._num_resumed += 1
-            elif kind == Kind.GHOST:
+            elif kind is Kind.GHOST:
                 self._num_ghosts += 1
         if self._behind:
             for place, request_id in enumerate(plan.request_ids):
@@ -216,6 +221,7 @@ class RunRecorder:
 
     def _forget(self, request_ids: list[str]) -> None:
         self._tokens.finish(request_ids, self._steps.num_steps)
+        self._prefills.forget(request_ids)
         for request_id in request_ids:
             self._prompt_lens.pop(request_id, None)
             self._computed.pop(request_id, None)

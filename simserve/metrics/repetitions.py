@@ -56,4 +56,6 @@ def _bootstrap(values: NDArray[np.float64], seed: int) -> list[tuple[float, floa
     count = values.shape[1]
     draws = rng.multinomial(count, np.full(count, 1.0 / count), size=NUM_RESAMPLES)
     low_high = np.percentile(values @ draws.T / count, [2.5, 97.5], axis=1)
+    # A mean lies among its values, whatever its last bit says.
+    low_high = low_high.clip(values.min(axis=1), values.max(axis=1))
     return [(float(low), float(high)) for low, high in low_high.T]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,34 +60,54 @@ class RequestColumns:
         return np.equal(self.outcome, int(outcome))
 
 
+class Second(IntEnum):
+    """Places of the times in a row."""
+
+    ARRIVAL = 0
+    QUEUED = 1
+    SCHEDULED = 2
+    ENDED = 3
+
+
+class Number(IntEnum):
+    """Places of the whole numbers in a row."""
+
+    CLASS = 0
+    INPUT = 1
+    OUTPUT = 2
+    CACHED = 3
+    PRIORITY = 4
+    TURN = 5
+    OUTCOME = 6
+
+
+# Plain numbers: an enum's member costs more to use as one.
+_NUM_SECONDS, _NUM_NUMBERS = len(Second), len(Number)
+_SCHEDULED, _ENDED = int(Second.SCHEDULED), int(Second.ENDED)
+_CACHED, _OUTCOME = int(Number.CACHED), int(Number.OUTCOME)
+_QUEUED = int(Outcome.QUEUED)
+
+
 class RequestLog:
     """Rows in typed arrays. `rows` maps the requests that have not ended to their rows."""
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
+        self.recomputed_tokens: Counter[int] = Counter()
+        self.num_preemptions: Counter[int] = Counter()
+        """By row, as `recomputed_tokens`."""
         self._ids: list[str] = []
         self._sessions: list[str | None] = []
         self._reasons: list[str | None] = []
         self._errors: dict[int, str] = {}
         self._classes: dict[str, int] = {}
-        self._class_code = array("q")
-        self._arrival_s = array("d")
-        self._queued_s = array("d")
-        self.scheduled_s = array("d")
-        self._ended_s = array("d")
-        self._input_length = array("q")
-        self._requested_output_length = array("q")
-        self._cached_tokens = array("q")
-        self.recomputed_tokens = array("q")
-        self.num_preemptions = array("q")
-        self._priority = array("q")
-        self._turn = array("q")
-        self._outcome = array("q")
+        self._seconds = array("d")
+        self._numbers = array("q")
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def add(self, request: TraceRequest, queued_s: float) -> None:
+    def add(self, request: TraceRequest, prompt_len: int, queued_s: float) -> None:
         """Begin the row of a request.
 
         Raises:
@@ -100,25 +122,25 @@ class RequestLog:
         self._ids.append(request.request_id)
         self._sessions.append(request.session)
         self._reasons.append(None)
-        self._class_code.append(self._classes.setdefault(request.class_, len(self._classes)))
-        self._arrival_s.append(request.arrival_s)
-        self._queued_s.append(queued_s)
-        self.scheduled_s.append(np.nan)
-        self._ended_s.append(np.nan)
-        self._input_length.append(request.prompt_len)
-        self._requested_output_length.append(request.output_len)
-        self._cached_tokens.append(-1)
-        self.recomputed_tokens.append(0)
-        self.num_preemptions.append(0)
-        self._priority.append(request.priority)
-        self._turn.append(request.turn)
-        self._outcome.append(Outcome.QUEUED)
+        self._seconds.extend((request.arrival_s, queued_s, nan, nan))
+        class_code = self._classes.setdefault(request.class_, len(self._classes))
+        lengths = (prompt_len, request.output_len)
+        self._numbers.extend((class_code, *lengths, -1, request.priority, request.turn, _QUEUED))
+
+    def scheduled(self, request_id: str, time_s: float) -> None:
+        """A request was admitted for the first time; nothing if it has ended since."""
+        row = self.rows.get(request_id)
+        if row is not None:
+            self._seconds[row * _NUM_SECONDS + _SCHEDULED] = time_s
 
     def set_standing(self, request_id: str, outcome: Outcome, num_cached_tokens: int) -> None:
         """Where a request that has not ended stands when the simulation stops."""
-        row = self.rows[request_id]
-        self._outcome[row] = outcome
-        self._cached_tokens[row] = num_cached_tokens
+        self._set_outcome(self.rows[request_id], outcome, num_cached_tokens)
+
+    def _set_outcome(self, row: int, outcome: Outcome, num_cached_tokens: int) -> None:
+        first = row * _NUM_NUMBERS
+        self._numbers[first + _OUTCOME] = outcome
+        self._numbers[first + _CACHED] = num_cached_tokens
 
     def end(
         self,
@@ -139,41 +161,44 @@ class RequestLog:
                 f"request '{request_id}' ended ({outcome.name.lower()}), "
                 "but it had ended before or never arrived"
             )
-        self._outcome[row] = outcome
+        self._set_outcome(row, outcome, num_cached_tokens)
         self._reasons[row] = reason
-        self._ended_s[row] = now_s
-        self._cached_tokens[row] = num_cached_tokens
+        self._seconds[row * _NUM_SECONDS + _ENDED] = now_s
 
     def reject(self, request: TraceRequest, reason: str, now_s: float) -> None:
         """A request was turned away, with or without having been taken in before."""
         if request.request_id not in self.rows:
-            self.add(request, np.nan)
+            self.add(request, request.prompt_len, nan)
         self._errors[self.rows[request.request_id]] = reason
         self.end(request.request_id, Outcome.REJECTED, "rejected", now_s)
 
     def columns(self) -> RequestColumns:
         """All rows so far."""
+        seconds = np.array(self._seconds).reshape(-1, _NUM_SECONDS).T.copy()
+        numbers = np.array(self._numbers, dtype=np.int64).reshape(-1, _NUM_NUMBERS).T.copy()
         return RequestColumns(
             request_ids=self._ids,
             class_names=tuple(self._classes),
-            class_code=_ints(self._class_code),
-            arrival_s=np.array(self._arrival_s),
-            queued_s=np.array(self._queued_s),
-            scheduled_s=np.array(self.scheduled_s),
-            ended_s=np.array(self._ended_s),
-            input_length=_ints(self._input_length),
-            requested_output_length=_ints(self._requested_output_length),
-            cached_tokens=_ints(self._cached_tokens),
-            recomputed_tokens=_ints(self.recomputed_tokens),
-            num_preemptions=_ints(self.num_preemptions),
-            priority=_ints(self._priority),
-            turn=_ints(self._turn),
-            outcome=_ints(self._outcome),
+            class_code=numbers[Number.CLASS],
+            arrival_s=seconds[Second.ARRIVAL],
+            queued_s=seconds[Second.QUEUED],
+            scheduled_s=seconds[Second.SCHEDULED],
+            ended_s=seconds[Second.ENDED],
+            input_length=numbers[Number.INPUT],
+            requested_output_length=numbers[Number.OUTPUT],
+            cached_tokens=numbers[Number.CACHED],
+            recomputed_tokens=self._column(self.recomputed_tokens),
+            num_preemptions=self._column(self.num_preemptions),
+            priority=numbers[Number.PRIORITY],
+            turn=numbers[Number.TURN],
+            outcome=numbers[Number.OUTCOME],
             sessions=self._sessions,
             finish_reasons=self._reasons,
             errors=self._errors,
         )
 
-
-def _ints(column: array[int]) -> NDArray[np.int64]:
-    return np.array(column, dtype=np.int64)
+    def _column(self, counts: Counter[int]) -> NDArray[np.int64]:
+        """What was counted by row; most rows have none."""
+        column = np.zeros(len(self._ids), dtype=np.int64)
+        column[list(counts)] = list(counts.values())
+        return column

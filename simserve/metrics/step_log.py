@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from simserve.protocols import StepRecord
 __all__ = ["StepColumns", "StepLog"]
 
 KNOWN_STOPS = ("budget", "max_num_seqs", "blocks", "preemption", "empty")
+NUM_FIELDS = 10
+"""Whole numbers kept of a record."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,71 +56,60 @@ class StepColumns:
         return self.end_s - self.start_s
 
 
-class _Chunk(NamedTuple):
-    """Some records as arrays: runs [records, fields], starts [records], the rest [steps]."""
-
-    runs: NDArray[np.int64]
-    starts: NDArray[np.float64]
-    ends: NDArray[np.float64]
-    free: NDArray[np.int64]
-    evicted: NDArray[np.int64]
-    parts: dict[str, NDArray[np.float64]]
-
-    @classmethod
-    def empty(cls) -> _Chunk:
-        """No records."""
-        none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return cls(np.zeros((0, 10), dtype=np.int64), nothing, nothing, none, none, {})
-
-
 class StepLog:
     """Takes in step records. One that covers many steps costs as much as one that covers one."""
 
     CHUNK = 512
-    """Records that are kept as they came before they are turned into arrays, all at once."""
+    """Records whose parts are kept as they came before they are turned into arrays, all at once."""
 
     def __init__(self, decode_threshold: int = 1) -> None:
         self.num_steps = 0
         """Steps taken in so far."""
         self._decode_threshold = decode_threshold
-        self._records: list[StepRecord] = []
-        self._chunks: list[_Chunk] = []
+        self._runs = array("q")
+        """`NUM_FIELDS` whole numbers a record."""
+        self._starts_s = array("d")
+        self._gaps_s = array("d")
+        """One a record, as the starts; the columns below have one value a step."""
+        self._ends_s = array("d")
+        self._free = array("q")
+        self._evicted = array("q")
+        self._recent: list[tuple[int, Mapping[str, Any]]] = []
+        self._parts: list[dict[str, NDArray[np.float64]]] = []
         self._gauges: dict[str, array[int]] = {}
         self._stops = {name: code for code, name in enumerate(KNOWN_STOPS)}
 
     def add(self, record: StepRecord) -> None:
-        """Append `record.run.count` steps."""
-        self._records.append(record)
-        self.num_steps += record.run.count
-        for name, value in record.gauges.items():
-            self._gauges.setdefault(name, array("q")).append(value)
-        if len(self._records) == self.CHUNK:
-            self._pack()
-
-    def _pack(self) -> None:
-        """Turn the records kept into arrays.
+        """Append `record.run.count` steps.
 
         Raises:
             SimserveError: a result or free-block column does not have one value a step.
         """
-        records, self._records = self._records, []
-        runs = np.array([self._numbers(record) for record in records], dtype=np.int64)
-        starts = np.array([record.start_s for record in records], dtype=np.float64)
-        ends = np.concatenate([record.result.ends_s for record in records], dtype=np.float64)
-        free = np.concatenate([record.num_free_blocks for record in records], dtype=np.int64)
-        evicted = np.concatenate([record.num_evicted_blocks for record in records], dtype=np.int64)
-        names = dict.fromkeys(name for record in records for name in record.result.parts)
-        parts = {
-            name: np.concatenate([_part(record, name) for record in records], dtype=np.float64)
-            for name in names
-        }
-        num_steps = int(runs[:, 0].sum())
-        if any(len(column) != num_steps for column in (ends, free, evicted, *parts.values())):
+        count = record.run.count
+        self.num_steps += count
+        self._runs.extend(self._numbers(record))
+        self._starts_s.append(record.start_s)
+        self._gaps_s.append(record.result.gap_s)
+        self._ends_s.extend(record.result.ends_s)
+        self._free.extend(record.num_free_blocks)
+        self._evicted.extend(record.num_evicted_blocks)
+        if not self.num_steps == len(self._ends_s) == len(self._free) == len(self._evicted):
             raise SimserveError(
-                f"a step result does not have one value for each of its steps: {num_steps} steps, "
-                f"but {len(ends)} end times and {len(free)} free-block counts"
+                f"a step result does not have one value for each of its {count} steps: "
+                f"{len(record.result.ends_s)} end times and {len(record.num_free_blocks)} "
+                "free-block counts"
             )
-        self._chunks.append(_Chunk(runs, starts, ends, free, evicted, parts))
+        self._recent.append((count, record.result.parts))
+        if len(self._recent) == self.CHUNK:
+            self._pack()
+        for name, value in record.gauges.items():
+            self._gauges.setdefault(name, array("q")).append(value)
+
+    def _pack(self) -> None:
+        """Turn the parts of recent records into arrays."""
+        recent, self._recent = self._recent, []
+        names = dict.fromkeys(name for _, parts in recent for name in parts)
+        self._parts.append({name: _column(recent, name) for name in names})
 
     def _numbers(self, record: StepRecord) -> tuple[int, ...]:
         """The whole numbers of a record, in the order in which `columns` reads them."""
@@ -146,48 +138,66 @@ class StepLog:
         Raises:
             SimserveError: a result or free-block column does not have one value a step.
         """
-        if self._records:
+        if self._recent:
             self._pack()
-        chunks = self._chunks or [_Chunk.empty()]
-        runs = np.concatenate([chunk.runs for chunk in chunks]).T
+        runs = np.array(self._runs).reshape(-1, NUM_FIELDS).T
         counts, first = runs[0], np.cumsum(runs[0]) - runs[0]
-        ends = np.concatenate([chunk.ends for chunk in chunks])
-        starts = np.concatenate((ends[:1], ends[:-1]))
-        starts[first] = np.concatenate([chunk.starts for chunk in chunks])
+        ends = np.array(self._ends_s)
+        gaps = np.array(self._gaps_s).repeat(counts)
+        starts = np.concatenate((ends[:1], ends[:-1] + gaps[:-1]))
+        starts[first] = self._starts_s
         each = [np.repeat(column, counts) for column in runs]
         return StepColumns(
             start_s=starts,
             end_s=ends,
-            parts=self._parts(),
+            parts=self._all_parts(),
             num_running=each[1],
             num_waiting=each[2],
             num_scheduled=each[3],
             num_tokens=each[4],
             num_decode_tokens=each[5],
             num_preempted=_only_at(first, runs[6], len(ends)),
-            num_free_blocks=np.concatenate([chunk.free for chunk in chunks]),
+            num_free_blocks=np.array(self._free),
             prefix_cache_queries=each[7],
             prefix_cache_hits=each[8],
-            evicted_cached_blocks=np.concatenate([chunk.evicted for chunk in chunks]),
+            evicted_cached_blocks=np.array(self._evicted),
             admission_stop=each[9].astype(np.int8),
             admission_stops=tuple(self._stops),
             gauges={name: np.array(values) for name, values in self._gauges.items()},
         )
 
-    def _parts(self) -> dict[str, NDArray[np.float64]]:
-        names = dict.fromkeys(name for chunk in self._chunks for name in chunk.parts)
+    def _all_parts(self) -> dict[str, NDArray[np.float64]]:
+        names = dict.fromkeys(name for parts in self._parts for name in parts)
+        lengths = [len(next(iter(parts.values()))) if parts else 0 for parts in self._parts]
         return {
             name: np.concatenate(
-                [chunk.parts.get(name, np.full(len(chunk.ends), np.nan)) for chunk in self._chunks]
+                [
+                    parts.get(name, np.full(length, np.nan))
+                    for parts, length in zip(self._parts, lengths, strict=True)
+                ]
             )
             for name in names
         }
 
 
-def _part(record: StepRecord, name: str) -> NDArray[np.float64]:
-    """Seconds of a part in each step of a record, NaN if it has no such part."""
-    seconds = record.result.parts.get(name)
-    return np.full(record.run.count, np.nan) if seconds is None else seconds
+def _column(recent: list[tuple[int, Mapping[str, Any]]], name: str) -> NDArray[np.float64]:
+    """Seconds of a part in each step of some records, NaN where a record has no such part.
+
+    Raises:
+        SimserveError: a part has neither one value a step nor one number for all.
+    """
+    values: list[float] = []
+    for count, parts in recent:
+        seconds = parts.get(name, np.nan)
+        if isinstance(seconds, float | int):
+            values += [seconds] * count
+        elif len(seconds) == count:
+            values += np.asarray(seconds).tolist()
+        else:
+            raise SimserveError(
+                f"part {name} of a step result has {len(seconds)} values for {count} steps"
+            )
+    return np.array(values)
 
 
 def _only_at(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simserve.metrics.arrow import column, items, lists, numbers, strings
+from simserve.metrics.arrow import column, items, lists, named, numbers, strings
 from simserve.metrics.latency import Latencies
 from simserve.metrics.load import kv_cache_usage
 from simserve.metrics.recorder import RunData
@@ -26,7 +26,8 @@ def requests_table(data: RunData, save_detailed: bool = False) -> pa.Table:
     """One row a request, in the order in which the engine took them in.
 
     `token_run_*` are lists of equal length: first step (row of the steps table), number of steps,
-    tokens per step. `itl_ms`, every gap written out, only with `save_detailed`.
+    tokens per step. `prefill_chunk_*` likewise: the step of each chunk of a prompt, and its tokens.
+    `itl_ms`, every gap written out, only with `save_detailed`.
     """
     import pyarrow as pa
 
@@ -36,11 +37,11 @@ def requests_table(data: RunData, save_detailed: bool = False) -> pa.Table:
     errors = [requests.errors.get(row) for row in range(len(requests.request_ids))]
     columns: dict[str, Any] = {
         "request_id": strings(requests.request_ids),
-        "class": strings(classes).take(numbers(requests.class_code)),
+        "class": named(classes, requests.class_code),
         "session": strings(requests.sessions),
         "turn": numbers(requests.turn),
         "priority": numbers(requests.priority),
-        "status": strings(names).take(numbers(requests.outcome)),
+        "status": named(names, requests.outcome),
         "finish_reason": strings(requests.finish_reasons),
         "error": strings(errors),
         "arrival_time_s": numbers(requests.arrival_s),
@@ -58,6 +59,8 @@ def requests_table(data: RunData, save_detailed: bool = False) -> pa.Table:
     }
     columns |= _latency_columns(data)
     columns |= _token_run_columns(times)
+    columns["prefill_chunk_step"] = lists(data.prefills.offsets, data.prefills.steps)
+    columns["prefill_chunk_num_tokens"] = lists(data.prefills.offsets, data.prefills.tokens)
     if save_detailed:
         offsets, gaps = times.itl_lists()
         columns["itl_ms"] = lists(offsets, gaps * 1000.0)
@@ -121,7 +124,7 @@ def steps_table(data: RunData) -> pa.Table:
         "prefix_cache_queries": numbers(steps.prefix_cache_queries, off),
         "prefix_cache_hits": numbers(steps.prefix_cache_hits, off),
         "evicted_cached_blocks": numbers(steps.evicted_cached_blocks, off),
-        "admission_stop": strings(steps.admission_stops).take(numbers(steps.admission_stop)),
+        "admission_stop": named(steps.admission_stops, steps.admission_stop),
     }
     columns |= {f"kv.{name}": numbers(values) for name, values in steps.gauges.items()}
     return pa.table(columns).replace_schema_metadata(SCHEMA_VERSION)

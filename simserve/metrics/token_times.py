@@ -110,7 +110,9 @@ class TokenLog:
         for request_id in request_ids:
             self._paused.pop(request_id, None)
         if ended:
-            self._emitters = list(filterfalse(set(ended).__contains__, self._emitters))
+            self._emitters = self._emitters.copy()  # it may be a plan's
+            for request_id in ended:
+                self._emitters.remove(request_id)
 
     def num_tokens(self, request_id: str, step: int) -> int:
         """Tokens that a request which has not ended yielded before step `step`."""

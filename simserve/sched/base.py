@@ -6,9 +6,10 @@ A policy of one's own derives from `BaseScheduler` and writes `schedule()`, out 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from simserve.protocols import KVCacheManager, PrefixHit
+from simserve.sched.cohort import Cohort
 from simserve.sched.params import SchedulerParams
 from simserve.sched.queues import make_queue
 from simserve.types import (
@@ -42,8 +43,10 @@ class BaseScheduler:
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         """All that are waiting or running, by id."""
-        self.speculates = False
-        """Whether drafts have ever been handed in."""
+        self.cohort: Cohort | None = None
+        """Leading running requests that are decided for together, if the class does so."""
+        self._num_in_cohort = 0
+        """How many rows of the plan in progress are theirs, the first ones."""
         self._finished_ids: list[str] = []
         self._num_steps = 0
 
@@ -79,6 +82,7 @@ class BaseScheduler:
 
     def _leave(self, request: Request) -> None:
         if request.status == Status.RUNNING:
+            self.dissolve_cohort()
             self.running.remove(request)
         else:
             self.waiting.remove(request)
@@ -89,6 +93,12 @@ class BaseScheduler:
         self.kv.forget(request)
         del self.requests[request.request_id]
         self._finished_ids.append(request.request_id)
+
+    def dissolve_cohort(self) -> None:
+        """Go back to single requests: something is about to happen to one of them."""
+        if self.cohort:
+            self.cohort.dissolve(self.running)
+        self._num_in_cohort = 0
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -138,12 +148,12 @@ class BaseScheduler:
             request.num_computed_tokens = hit.num_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = request.num_computed_tokens
-        table = tuple(list(blocks) for blocks in self.kv.get_block_ids(request))
-        self._record(plan, request, num_tokens, table)
+        self._record(plan, request, num_tokens, self.kv.get_block_ids(request))
         return True
 
     def preempt(self, plan: StepPlan, request: Request) -> None:
         """Take a running request's blocks and put it back into the queue; it will recompute."""
+        self.dissolve_cohort()
         self.running.remove(request)
         self.kv.free(request)
         request.status = Status.PREEMPTED
@@ -183,18 +193,14 @@ class BaseScheduler:
     def update(self, plan: StepPlan, result: StepResult) -> StepOutput:
         """Append the tokens of a step that has run; end the requests that have all they wanted."""
         emitted = list(result.num_emitted)
-        finished: list[Request] = []
-        requests = self.requests
+        first, finished = self._update_cohort(emitted)
+        num_ended = len(finished)
         drafted = plan.draft_tokens
-        plain = not drafted and not self.plans_ahead
-        for i, request in enumerate(map(requests.get, plan.request_ids)):
+        for i, request in enumerate(map(self.requests.get, plan.request_ids[first:]), first):
             if request is None:
                 emitted[i] = 0
                 continue
             num_tokens = emitted[i]
-            if plain and num_tokens == 1 and request.num_tokens + 1 < request.stop_len:
-                request.num_tokens += 1
-                continue
             if drafted and (drafts := drafted.get(request.request_id)):
                 # Rejected drafts were counted as computed; without any token, not even one is kept.
                 request.num_computed_tokens -= len(drafts) - (num_tokens - 1)
@@ -208,15 +214,33 @@ class BaseScheduler:
                 if num_tokens >= room:
                     finished.append(request)
                     self._finish_by_length(request)
-        if finished:
+        if len(finished) > num_ended:
             self.running = [r for r in self.running if r.status is Status.RUNNING]
-        # New drafts replace the old ones; requests that are not named keep theirs.
         if result.draft_tokens is not None:
-            self.speculates = True
-            for request_id, drafts in result.draft_tokens.items():
-                if request_id in requests:
-                    requests[request_id].draft_tokens = drafts
+            self._take_drafts(result.draft_tokens)
         return StepOutput(emitted, finished)
+
+    def _update_cohort(self, emitted: Sequence[int]) -> tuple[int, list[Request]]:
+        """Tokens of the cohort: how many rows that were, and the requests that ended."""
+        count = self._num_in_cohort
+        if self.cohort is None or not count:
+            return 0, []
+        if emitted[:count].count(1) != count:
+            self.dissolve_cohort()
+            return 0, []
+        self._num_in_cohort = 0
+        finished = self.cohort.update(self.running)
+        for request in finished:
+            self._finish_by_length(request)
+        return count, finished
+
+    def _take_drafts(self, draft_tokens: Mapping[str, Sequence[int]]) -> None:
+        """New drafts replace the old ones; requests that are not named keep theirs."""
+        self.dissolve_cohort()
+        self.cohort = None
+        for request_id, drafts in draft_tokens.items():
+            if request_id in self.requests:
+                self.requests[request_id].draft_tokens = drafts
 
     def _token_appended(self, request: Request, num_tokens: int) -> None:
         """Called if the class plans ahead of the tokens: one it planned with is known now."""

@@ -22,6 +22,8 @@ class SchedulerParams:
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
     """Queue order: `fcfs` or `priority`."""
+    scheduler_reserve_full_isl: bool = False
+    """Admit a request only if all its tokens, not just its next chunk, would find blocks."""
     num_lookahead_tokens: int = 0
     """Slots kept ahead of a running request (eagle-style drafters)."""
     quirks: str = "as_engine"

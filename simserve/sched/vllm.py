@@ -1,16 +1,19 @@
 """vLLM v0.11.0's scheduler: one token budget a step, running requests first, then the queue.
 
-There is no prefill or decode phase: a request wants the tokens it has not computed yet. Where the
-engine's behaviour looks odd it is kept (`quirks: as_engine`) and said so; `quirks: fixed` drops it.
+There is no prefill or decode phase: a request wants the tokens it has not computed yet. v0.20.2 has
+one rule more, `scheduler_reserve_full_isl`: a request whose tokens would not all find blocks is not
+admitted, so that its later chunks need not preempt others. Where the engine's behaviour looks odd
+it is kept (`quirks: as_engine`) and said so; `quirks: fixed` drops it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import sub
 
+from simserve.errors import SimserveError
 from simserve.protocols import Grown, KVCacheManager, PrefixHit
 from simserve.sched.base import BaseScheduler
+from simserve.sched.cohort import Cohort
 from simserve.sched.options import read_int_options
 from simserve.sched.params import SchedulerParams
 from simserve.types import Kind, Request, StepPlan
@@ -19,7 +22,7 @@ __all__ = ["VllmScheduler"]
 
 
 class VllmScheduler(BaseScheduler):
-    """Decides step for step as vLLM v0.11.0 does (synchronous scheduling)."""
+    """Decides step for step as vLLM v0.11.0 and v0.20.2 do (synchronous scheduling)."""
 
     def __init__(self, params: SchedulerParams, kv: KVCacheManager) -> None:
         super().__init__(params, kv)
@@ -29,6 +32,9 @@ class VllmScheduler(BaseScheduler):
         # Without chunking no prompt is cut, yet the engine lets the threshold cut it.
         applies = params.enable_chunked_prefill or params.as_engine
         self._threshold = params.long_prefill_token_threshold if applies else 0
+        self._reserves_all = params.scheduler_reserve_full_isl
+        if kv.decodes is not None and not self.plans_ahead and not params.num_lookahead_tokens:
+            self.cohort = Cohort(kv.decodes)
 
     def schedule(self) -> StepPlan:
         """Decide one step and count its tokens as computed."""
@@ -48,7 +54,7 @@ class VllmScheduler(BaseScheduler):
         budget = self.params.max_num_batched_tokens
         lookahead = self.params.num_lookahead_tokens
         running, record = self.running, self._record
-        index = self._schedule_decodes(plan)
+        index = self._schedule_cohort(plan)
         budget -= index
         while index < len(running) and budget > 0:
             request = running[index]
@@ -80,35 +86,23 @@ class VllmScheduler(BaseScheduler):
             index += 1
         return budget
 
-    def _schedule_decodes(self, plan: StepPlan) -> int:
+    def _schedule_cohort(self, plan: StepPlan) -> int:
         """The common case at once: leading requests that want one token, and blocks for all.
 
         Decides for them what the walk would; how many they are, 0 if it is not that case.
         """
-        running, params = self.running, self.params
-        if self.plans_ahead or self.speculates or params.num_lookahead_tokens:
+        cohort, running = self.cohort, self.running
+        if cohort is None:
             return 0
-        if len(running) > params.max_num_batched_tokens:
+        if len(cohort) < len(running):
+            cohort.take_in(running)
+        count = len(cohort)
+        if not count:
             return 0
-        starts = [request.num_computed_tokens for request in running]
-        if max(starts, default=0) >= self._position_limit:
+        if count > self.params.max_num_batched_tokens or not cohort.schedule(plan):
+            self.dissolve_cohort()
             return 0
-        wanted = list(map(sub, [request.num_tokens for request in running], starts))
-        count = len(wanted)
-        if wanted.count(1) < count:
-            count = next(i for i, num_tokens in enumerate(wanted) if num_tokens != 1)
-            running, starts = running[:count], starts[:count]
-        needy = [r for r in running if r.num_computed_tokens >= r.slots_until]
-        if len(needy) * self.kv.num_groups > self.kv.num_free_blocks:
-            return 0
-        if needy:
-            plan.new_blocks.update(self.kv.append_slots(needy))
-        for request in running:
-            request.num_computed_tokens += 1
-        plan.request_ids = [request.request_id for request in running]
-        plan.starts = starts
-        plan.num_tokens = [1] * count
-        plan.samples = [True] * count
+        self._num_in_cohort = count
         return count
 
     def _capped(self, start: int, num_new_tokens: int, budget: int) -> int:
@@ -216,7 +210,8 @@ class VllmScheduler(BaseScheduler):
                 skipped.append(waiting.pop())
                 continue
             num_new_tokens = min(num_new_tokens, budget)
-            if not self.admit(plan, request, num_new_tokens, hit):
+            finds_blocks = not self._reserves_all or self.kv.can_hold_all(request, hit)
+            if not finds_blocks or not self.admit(plan, request, num_new_tokens, hit):
                 self._count_failed_lookup(plan, request, hit)
                 plan.admission_stop = "blocks"
                 break
@@ -246,16 +241,11 @@ class VllmScheduler(BaseScheduler):
         All running requests decode one token each, nobody can be admitted, nobody ends before the
         last of these steps, and blocks last.
         """
-        running = self.running
-        num_running = len(running)
-        if (
-            len(plan.request_ids) != num_running
-            or plan.kinds
-            or plan.draft_tokens
-            or plan.preempted_ids
-            or len(plan.num_tokens) != sum(plan.num_tokens)
-            or not all(plan.samples)
-        ):
+        cohort, num_running = self.cohort, len(self.running)
+        count = self._num_in_cohort
+        if cohort is None or not count == num_running == len(plan.request_ids):
+            return 1
+        if plan.preempted_ids:
             return 1
         head = None
         if self.waiting and num_running < self.params.max_num_seqs:
@@ -264,20 +254,14 @@ class VllmScheduler(BaseScheduler):
             head = self.waiting.peek()
             if head.num_computed_tokens:
                 return 1
-        left = min([r.stop_len - r.num_tokens for r in running])
-        if left <= 1:
-            return 1
-        return 1 + self.kv.steps_that_fit(running, left - 1, head)
+        return cohort.steady_steps(head)
 
     def advance(self, plan: StepPlan, count: int) -> Grown:
         """Pass over `count` steps: all but the last are updated, all are scheduled.
 
-        `plan` was the first of them. Returns what each but the first took, shape [count - 1].
+        `plan` was the first of them. Returns what each but the first took, `count - 1` numbers.
         """
-        further = count - 1
-        grown = self.kv.grow(self.running, further)
-        for request in self.running:
-            request.num_tokens += further
-            request.num_computed_tokens += further
-        self._num_steps += further
-        return grown
+        if self.cohort is None:
+            raise SimserveError("only steps that were promised to be steady can be passed over")
+        self._num_steps += count - 1
+        return self.cohort.advance(count - 1)

@@ -25,10 +25,25 @@ from simserve.sched.vllm_async import VllmAsyncScheduler
 from simserve.types import Lookups, Request, StepOutput, StepPlan, TraceRequest
 from simserve.workload.source import OpenLoop
 
-__all__ = ["Log", "Step", "World", "build", "cached_keys", "request", "run"]
+__all__ = ["GappedCost", "Log", "Step", "World", "build", "cached_keys", "request", "run"]
 
 ONE_SECOND = FormulaCost(1.0)
 """Every step takes a second."""
+
+
+class GappedCost(FormulaCost):
+    """Besides, the loop takes time between steps and to take in a request."""
+
+    def __init__(self, base_s: float, after_request_s: float, take_in_s: float) -> None:
+        super().__init__(base_s)
+        self._after_request_s = after_request_s
+        self._take_in_s = take_in_s
+
+    def after_step_s(self, plan: StepPlan) -> float:
+        return self._after_request_s * len(plan.request_ids)
+
+    def take_in_s(self, request: TraceRequest) -> float:
+        return self._take_in_s
 
 
 def request(
@@ -89,7 +104,7 @@ class Log:
         plan, count = record.run
         start_s = record.start_s
         emitted = tuple(int(n) for n in record.output.num_emitted)
-        for k, end_s in enumerate(record.result.ends_s.tolist()):
+        for k, end_s in enumerate(record.result.ends_s):
             starts = tuple(
                 start + k * n for start, n in zip(plan.starts, plan.num_tokens, strict=True)
             )
@@ -112,7 +127,7 @@ class Log:
             )
             for request_id, tokens in zip(plan.request_ids, emitted, strict=True):
                 self.token_s.setdefault(request_id, []).extend([end_s] * tokens)
-            start_s = end_s
+            start_s = end_s + record.result.gap_s
         assert len(record.num_free_blocks) == len(record.num_evicted_blocks) == count
         assert len(record.result.ends_s) == count
         for ended in record.output.finished:
@@ -162,7 +177,7 @@ class World:
         return (
             list(pool.free_queue),
             pool.ref_counts.tolist(),
-            pool.num_cached_keys,
+            self.kv.num_cached_keys,
             pool.evicted_cached_blocks,
             cached_keys(self.kv),
         )
@@ -174,6 +189,7 @@ _paths: dict[Any, int] = {}
 
 def cached_keys(kv: PagedKVCacheManager) -> dict[tuple[int, int, int], list[int]]:
     """The blocks under every identity (path, group, index), oldest first."""
+    assert kv.num_cached_keys >= 0, "what waits to be committed or evicted is, by looking"
     found = {}
     stack: list[tuple[int, Any, Stretch]] = [(0, key, s) for key, s in kv._trie._roots.items()]
     while stack:

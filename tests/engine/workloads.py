@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simserve.cost.formula import FormulaCost
 from simserve.types import TraceRequest
-from tests.engine.rig import request
+from tests.engine.rig import GappedCost, request
 
 __all__ = ["MAX_MODEL_LEN", "limits", "requests"]
 
@@ -66,5 +66,15 @@ def limits(draw: st.DrawFn) -> dict[str, Any]:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 5])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "quirks": draw(st.sampled_from(["as_engine", "fixed"])),
-        "cost": draw(st.sampled_from([FormulaCost(STEP_S), FormulaCost(0.01, 2e-5, 1e-7)])),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "cost": draw(
+            st.sampled_from(
+                [
+                    FormulaCost(STEP_S),
+                    FormulaCost(0.01, 2e-5, 1e-7),
+                    GappedCost(STEP_S, STEP_S / 4, STEP_S / 8),
+                    GappedCost(0.01, 1e-4, 0.03),
+                ]
+            )
+        ),
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -72,9 +73,10 @@ class PoolMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.sequences))
         if sequence.tables[group]:
             return
+        self.pool.settle()
         found: list[int] = []
         for stretch, first, end in sequence.chain.between(0, sequence.chain.num_blocks):
-            blocks = np.zeros(end - first, dtype=np.int32)
+            blocks = np.zeros(end - first, dtype=np.int64)
             view = stretch.cached[group][first:end]
             blocks[: len(view)] = view
             found += blocks.tolist()
@@ -82,7 +84,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert found == oldest
         hit = found.index(0) if 0 in found else len(found)
         hit = data.draw(st.just(hit) | st.integers(0, hit))
-        self.pool.touch(np.array(found[:hit], dtype=np.int32))
+        self.pool.touch(np.array(found[:hit], dtype=np.int64))
         for block in found[:hit]:
             if not self.uses[block]:
                 self.queue.remove(block)
@@ -94,17 +96,21 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         group=st.integers(0, NUM_GROUPS - 1),
-        one=st.booleans(),
+        how=st.sampled_from(["at once", "telling", "few"]),
         commit=st.sampled_from([True, True, False]),
     )
-    def allocate(self, data: st.DataObject, group: int, one: bool, commit: bool) -> None:
+    def allocate(self, data: st.DataObject, group: int, how: str, commit: bool) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
         count = data.draw(st.integers(0, min(len(self.queue), 12)))
-        if one and count:
-            blocks, count = [self.pool.allocate_one()], 1
+        expected, self.queue = self.queue[:count], self.queue[count:]
+        if how == "few":
+            blocks = self.pool.allocate_few(count)
+        elif how == "telling":
+            found, keys = self.pool.allocate_telling(count)
+            blocks = found.tolist()
+            assert (keys != 0).tolist() == [block in self.key_of for block in blocks]
         else:
             blocks = self.pool.allocate(count).tolist()
-        expected, self.queue = self.queue[:count], self.queue[count:]
         assert blocks == expected
         for block in blocks:
             self.evicted += self.drop_key(block)
@@ -126,11 +132,8 @@ class PoolMachine(RuleBasedStateMachine):
         at = start
         for stretch, first, end in sequence.chain.between(start, stop):
             blocks = table[at : at + end - first]
-            if len(blocks) == 1:
-                assert sequence.chain.at(at) == (stretch, first)
-                self.pool.commit_one(stretch, first, group, blocks[0])
-            else:
-                self.pool.commit(stretch, first, group, np.array(blocks, dtype=np.int32))
+            assert sequence.chain.at(at) == (stretch, first)
+            self.pool.commit(stretch, first, group, np.array(blocks, dtype=np.int64))
             at += len(blocks)
         assert at == stop
         for index in range(start, stop):
@@ -146,7 +149,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.sequences.remove(sequence)
         for table in sequence.tables:
             blocks = table[::-1]
-            self.pool.free(np.array(blocks, dtype=np.int32))
+            self.pool.free(np.array(blocks, dtype=np.int64))
             for block in blocks:
                 self.uses[block] -= 1
                 if not self.uses[block]:
@@ -160,6 +163,12 @@ class PoolMachine(RuleBasedStateMachine):
             return
         self.pool.drop_all_keys()
         self.cached, self.key_of = {}, {}
+
+    @rule()
+    def count_keys(self) -> None:
+        """Evictions wait till somebody looks."""
+        self.pool.settle()
+        assert self.pool.num_cached_keys == len(self.cached)
 
     def drop_key(self, block: int) -> bool:
         key = self.key_of.pop(block, None)
@@ -181,7 +190,6 @@ class PoolMachine(RuleBasedStateMachine):
         in_use = {block for block, count in self.uses.items() if count}
         assert len(in_use) + len(self.queue) == pool.num_gpu_blocks - 1
         assert in_use.isdisjoint(self.queue)
-        assert pool.num_cached_keys == len(self.cached)
         assert pool.evicted_cached_blocks == self.evicted
 
     def teardown(self) -> None:
@@ -189,7 +197,9 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             for sequence in self.sequences:
                 self.trie.release(sequence.chain)
+            self.count_keys()
             self.pool.drop_all_keys()
+            assert self.pool.num_cached_keys == 0
             assert not any(self.trie.stretches)
 
 
@@ -213,7 +223,49 @@ def test_several_blocks_under_one_identity() -> None:
     found = []
     for _ in range(5):  # hands out 5, which was never cached, then a = 1, c = 3, b = 2 and d = 4
         pool.allocate(1)
+        pool.settle()
         found.append(int(stretch.cached[0][0]))
     assert found == [1, 2, 2, 4, 0]
     assert pool.num_cached_keys == 0
     assert pool.evicted_cached_blocks == 4
+
+
+@pytest.mark.parametrize("how", ["allocate", "allocate_few"])
+def test_a_stretch_whose_blocks_are_gone_is_not_taken_by_another_before_that_is_seen_to(
+    how: str,
+) -> None:
+    """Its slot must not be handed on while evictions that name it wait."""
+    trie = IdentityTrie(4, 1)
+    pool = BlockPool(4, trie, FreeQueue(4), 1)
+    a, b = (
+        TraceRequest(request_id=name, arrival_s=0.0, prompt=((name, 8),), output_len=0)
+        for name in "ab"
+    )
+    chain = trie.chain(a)
+    gone = chain.at(0)[0].slot
+    pool.commit(chain.at(0)[0], 0, 0, blocks := pool.allocate(2))
+    pool.free(blocks[::-1])
+    trie.release(chain)
+    getattr(pool, how)(3)  # evicts both: nothing holds the stretch any more
+    other = trie.chain(b).at(0)[0]
+    pool.commit(other, 0, 0, np.array([3]))
+    pool.settle()
+    assert pool.num_cached_keys == 1
+    assert other.cached[0].tolist() == [3]
+    assert pool.evicted_cached_blocks == 2
+    assert trie.stretches[gone] is None
+
+
+def test_evictions_do_not_wait_for_ever() -> None:
+    """A pool that nobody looks at does not hoard what it has evicted."""
+    trie = IdentityTrie(4, 1)
+    pool = BlockPool(2001, trie, FreeQueue(2001), 1)
+    for name in map(str, range(12)):
+        trace = TraceRequest(request_id=name, arrival_s=0.0, prompt=((name, 8000),), output_len=0)
+        chain = trie.chain(trace)
+        blocks = pool.allocate(2000)
+        pool.commit(chain.at(0)[0], 0, 0, blocks)
+        pool.free(blocks)
+        trie.release(chain)
+    assert pool.evicted_cached_blocks == 11 * 2000
+    assert sum(stretch is not None for stretch in trie.stretches) <= 4

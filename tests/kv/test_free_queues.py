@@ -41,7 +41,7 @@ class QueueMachine(RuleBasedStateMachine):
         count = data.draw(st.integers(0, len(self.model)))
         expected = [self.model.popleft() for _ in range(count)]
         taken = self.queue.popleft_n(count)
-        assert taken.dtype == np.int32
+        assert taken.dtype == np.int64
         assert taken.tolist() == expected
         self.take(expected)
 
@@ -63,14 +63,14 @@ class QueueMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         blocks = data.draw(st.lists(st.sampled_from(self.used), unique=True, min_size=1))
         self.used = [block for block in self.used if block not in blocks]
-        self.queue.append_n(np.array(blocks, dtype=np.int32))
+        self.queue.append_n(np.array(blocks, dtype=np.int64))
         self.put_in(blocks)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def rescue(self, data: st.DataObject) -> None:
         blocks = data.draw(st.lists(st.sampled_from(list(self.model)), unique=True, min_size=1))
-        self.queue.remove_n(np.array(blocks, dtype=np.int32))
+        self.queue.remove_n(np.array(blocks, dtype=np.int64))
         for block in blocks:
             self.model.remove(block)
         self.used += blocks
@@ -80,7 +80,7 @@ class QueueMachine(RuleBasedStateMachine):
     def count_before(self, data: st.DataObject) -> None:
         blocks = data.draw(st.lists(st.sampled_from(list(self.model)), unique=True, min_size=1))
         expected = min(self.model.index(block) for block in blocks)
-        assert self.queue.num_before(np.array(blocks, dtype=np.int32)) == expected
+        assert self.queue.num_before(np.array(blocks, dtype=np.int64)) == expected
 
     @invariant()
     def same_blocks_in_the_same_order(self) -> None:
@@ -117,7 +117,7 @@ def test_the_log_is_compacted_without_losing_the_order() -> None:
     queue, model = FreeQueue(10), deque(range(1, 10))
     rng = np.random.default_rng(0)
     for _ in range(2000):
-        blocks = rng.permutation(np.array(model, dtype=np.int32))[: int(rng.integers(0, 9))]
+        blocks = rng.permutation(np.array(model, dtype=np.int64))[: int(rng.integers(0, 9))]
         queue.remove_n(blocks)
         for block in blocks.tolist():
             model.remove(block)

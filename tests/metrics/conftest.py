@@ -76,7 +76,7 @@ class Story:
         stop: str = "empty",
         running: int | None = None,
         waiting: int = 0,
-        parts: Mapping[str, Sequence[float]] | None = None,
+        parts: Mapping[str, float | Sequence[float]] | None = None,
         start: float | None = None,
         scheduled_at: float | None = None,
     ) -> None:
@@ -102,12 +102,15 @@ class Story:
             request.status, request.finish_reason = Status.FINISHED_LENGTH_CAPPED, "length"
             over.append(request)
         num_emitted = list(emits.values())
-        named = {name: np.array(values) for name, values in (parts or {}).items()}
+        named = {
+            name: value if isinstance(value, float | int) else np.array(value)
+            for name, value in (parts or {}).items()
+        }
         self.recorder.stepped(
             StepRecord(
                 StepRun(plan, len(durations)),
                 start,
-                StepResult(ends, named, num_emitted),
+                StepResult(ends.tolist(), named, num_emitted),
                 StepOutput(num_emitted, over),
                 start if scheduled_at is None else scheduled_at,
                 len(ids) if running is None else running,

@@ -461,11 +461,37 @@ def test_a_scheduler_that_breaks_the_rules_is_named(story: New) -> None:
     told.step(1.0, {"a": 1}, finished=["a"])
     with pytest.raises(SimserveError, match=r"'a' yielded 1 token\(s\) in step 1"):
         told.step(1.0, {"a": 1})
+
+
+@pytest.mark.parametrize("column", [{"free": [3]}, {"evicted": [0]}, {"free": [3, 3, 3]}])
+def test_a_record_without_one_value_a_step_is_refused_at_once(
+    story: New, column: dict[str, list[int]]
+) -> None:
     told = story()
     told.arrive("a")
-    told.step([1.0, 1.0], {"a": 1}, free=[3])
-    with pytest.raises(SimserveError, match="does not have one value for each"):
+    with pytest.raises(SimserveError, match="does not have one value for each of its 2 steps"):
+        told.step([1.0, 1.0], {"a": 1}, **column)
+
+
+def test_a_part_without_one_value_a_step_is_refused(story: New) -> None:
+    told = story()
+    told.arrive("a")
+    told.step([1.0, 1.0], {"a": 1}, parts={"gpu_s": [0.5]})
+    with pytest.raises(SimserveError, match="part gpu_s of a step result has 1 values for 2 steps"):
         told.end()
+
+
+def test_a_part_that_is_a_number_holds_for_every_step_of_its_run(story: New) -> None:
+    """Whether a part comes as a number or as an array, and where it does not come at all."""
+    told = story()
+    told.arrive("a")
+    told.step([1.0, 1.0, 2.0], {"a": 1}, parts={"gpu_s": 0.5, "host_s": [0.1, 0.2, 0.3]})
+    told.step(1.0, {"a": 1}, parts={"gpu_s": [0.25]})
+    told.step([1.0, 1.0], {"a": 1}, parts={"host_s": 1})
+    parts = told.end().steps.parts
+    nan = float("nan")
+    assert np.array_equal(parts["gpu_s"], [0.5, 0.5, 0.5, 0.25, nan, nan], equal_nan=True)
+    assert np.array_equal(parts["host_s"], [0.1, 0.2, 0.3, nan, 1, 1], equal_nan=True)
 
 
 def test_an_id_may_be_used_again_after_it_has_ended(story: New) -> None:

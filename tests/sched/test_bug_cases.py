@@ -32,7 +32,7 @@ def live(trace: TraceRequest) -> Request:
 def snapshot(kv: PagedKVCacheManager, *requests: Request) -> tuple[Any, ...]:
     tables = [[list(table) for table in kv.get_block_ids(r)] for r in requests]
     counts = kv.pool.ref_counts.tolist()
-    return list(kv.pool.free_queue), counts, cached_keys(kv), kv.stats, tables
+    return list(kv.pool.free_queue), counts, cached_keys(kv), kv.evicted_cached_blocks, tables
 
 
 # -- requests that can never run -------------------------------------------------------------------

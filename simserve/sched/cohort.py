@@ -1,0 +1,105 @@
+"""The leading running requests that decode in step: one token each, in every step, till one ends.
+
+Their counts follow from a common pace, so that a step of hundreds of them, or a run of such steps,
+is decided without looking at any.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+
+from simserve.protocols import Decodes, Grown
+from simserve.types import Pace, Request, StepPlan
+
+__all__ = ["Cohort"]
+
+
+class Cohort:
+    """Requests at the front of the running list, in its order. It is handed that list each time.
+
+    Args:
+        decodes: their blocks.
+    """
+
+    def __init__(self, decodes: Decodes) -> None:
+        self._decodes = decodes
+        self._pace = Pace()
+        self._ids: list[str] = []
+        self._offsets = array("q")
+        """Computed tokens of each, less the steps scheduled."""
+        self._ends: list[tuple[int, int, Request]] = []
+        """Heap: (updates after which it ends, order of joining, request)."""
+        self._num_joined = 0
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def take_in(self, running: Sequence[Request]) -> None:
+        """Let the next requests join, as far as they want one token and have not got them all."""
+        pace = self._pace
+        for request in running[len(self._ids) :]:
+            left = request.stop_len - request.num_tokens
+            if request.num_tokens - request.num_computed_tokens != 1 or left < 1:
+                return
+            if not self._decodes.add(request):
+                return
+            self._ids.append(request.request_id)
+            self._offsets.append(request.join(pace))
+            heappush(self._ends, (pace.updated + left, self._num_joined, request))
+            self._num_joined += 1
+
+    def schedule(self, plan: StepPlan) -> bool:
+        """Write the first rows of an empty plan; False, and nothing done, if blocks are lacking."""
+        new_blocks = self._decodes.take_slots()
+        if new_blocks is None:
+            return False
+        count, pace = len(self._ids), self._pace
+        plan.request_ids = self._ids.copy()
+        plan.starts = (np.frombuffer(self._offsets, np.int64) + pace.scheduled).tolist()
+        plan.num_tokens = [1] * count
+        plan.samples = [True] * count
+        plan.new_blocks.update(new_blocks)
+        pace.scheduled += 1
+        return True
+
+    def update(self, running: list[Request]) -> list[Request]:
+        """Each got its token. Those that now have all they wanted leave the running list, too."""
+        pace, ends = self._pace, self._ends
+        pace.updated += 1
+        finished: list[Request] = []
+        while ends and ends[0][0] <= pace.updated:
+            request = heappop(ends)[2]
+            place = self._ids.index(request.request_id)
+            del self._ids[place], self._offsets[place], running[place]
+            self._decodes.remove(request)
+            request.leave()
+            finished.append(request)
+        return finished
+
+    def steady_steps(self, head: Request | None) -> int:
+        """For how many steps, the one scheduled last included, all go on and blocks last.
+
+        `head` is a waiting request that found too few blocks.
+        """
+        left = self._ends[0][0] - self._pace.updated
+        return 1 + self._decodes.steps_that_fit(left - 1, head) if left > 1 else 1
+
+    def advance(self, count: int) -> Grown:
+        """Pass over `count` steps: update and schedule again, each."""
+        grown = self._decodes.grow(count)
+        self._pace.updated += count
+        self._pace.scheduled += count
+        return grown
+
+    def dissolve(self, running: Sequence[Request]) -> None:
+        """Every request goes on by itself."""
+        for request in running[: len(self._ids)]:
+            self._decodes.remove(request)
+            request.leave()
+        self._ids.clear()
+        self._offsets = array("q")
+        self._ends.clear()
