@@ -31,10 +31,12 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["Numbers", "Options", "Strides", "Tile", "attention_kernel", "choose_tile"]
+__all__ = ["FEW_KEYS", "Numbers", "Options", "Strides", "Tile", "attention_kernel", "choose_tile"]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NO_SCORE = tl.constexpr(-1e30)
+
+FEW_KEYS = 4096
 
 
 class Options(NamedTuple):
@@ -49,6 +51,8 @@ class Options(NamedTuple):
     head: int
     head_pad: int
     pack: int
+    packed_slot: int  # k_slot of the packed layout, whose 8 no kernel knows the alignment of, or 0
+    vector: int  # values of neighbouring tokens that are contiguous and aligned
     block_size: int  # 0: contiguous keys, no block table
     seqs_pad: int
     min_rows: int
@@ -94,19 +98,24 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def choose_tile(dtype: torch.dtype, kv_dtype: torch.dtype, head_pad: int, num_rows: int) -> Tile:
+def choose_tile(
+    dtype: torch.dtype, kv_dtype: torch.dtype, head_pad: int, num_rows: int, max_keys: int
+) -> Tile:
     """Return the tile for `num_rows` rows of `head_pad` dimensions (a power of two).
 
-    float32 dots run on the CUDA cores, so that their tiles are small.
+    float32 dots run on the CUDA cores, so that their tiles are small. Few keys are taken 64 at a
+    time: half of a causal tile of 128 keys is masked, which only many keys make up for.
     """
     height = max(16, triton.next_power_of_2(num_rows))
     if dtype == torch.float32:
         return Tile(min(height, 32), 32 if head_pad <= 128 else 16, 8, 1)
     if height <= 32:
-        return Tile(height, 32, 4, 4)
+        return Tile(height, 32, 4, 3)
     if height == 64:
         return Tile(64, 64, 4, 3 if head_pad <= 128 else 2)
-    return Tile(128, 128 if head_pad <= 128 and kv_dtype == dtype else 64, 8, 2)
+    if head_pad > 128 or kv_dtype != dtype:
+        return Tile(128, 64, 8, 2)
+    return Tile(128, 64, 8, 3) if max_keys <= FEW_KEYS else Tile(128, 128, 8, 2)
 
 
 @triton.jit
@@ -192,11 +201,15 @@ def _load_tiles(
     # In 64 bits: block numbers times strides leave 32.
     if opt.block_size > 0:
         slots = (keys % opt.block_size).to(tl.int64)
-        k_rows = blocks.to(tl.int64) * by.k_block + slots * by.k_slot
+        k_slot = opt.packed_slot if opt.packed_slot > 0 else by.k_slot
+        k_rows = blocks.to(tl.int64) * by.k_block + slots * k_slot
         v_rows = blocks.to(tl.int64) * by.v_block + slots * by.v_slot
     else:
         k_rows = keys.to(tl.int64) * by.k_slot
         v_rows = keys.to(tl.int64) * by.v_slot
+    VECTOR: tl.constexpr = opt.vector
+    if VECTOR > 1 and not MASKED:
+        v_rows = tl.max_contiguous(tl.multiple_of(v_rows, VECTOR), VECTOR)
     k_dims = (dims // opt.pack) * by.k_outer + dims % opt.pack
     k_ptrs = k_head + k_rows[:, None] + k_dims[None, :]
     v_ptrs = v_head + v_rows[:, None] + (dims * by.v_dim)[None, :]

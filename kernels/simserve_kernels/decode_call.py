@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
+import triton
 
 from simserve_kernels.checks import (
     FP8_DTYPE,
@@ -17,16 +19,69 @@ from simserve_kernels.checks import (
     check_same_device,
     check_shape,
 )
-from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides
+from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides, token_run
 
-__all__ = ["DecodeCall", "checked_call"]
+__all__ = ["WORDS", "DecodeCall", "DecodeNumbers", "DecodeOptions", "DecodeStrides", "checked_call"]
+
+WORDS = torch.int16
+
+
+class DecodeStrides(NamedTuple):
+    """Strides in elements; those of K and V as in `layouts.KVStrides`."""
+
+    out_seq: int
+    out_head: int
+    q_seq: int
+    q_head: int
+    table_seq: int
+    k_block: int
+    k_slot: int
+    k_head: int
+    k_outer: int
+    v_block: int
+    v_slot: int
+    v_head: int
+    v_dim: int
+
+
+class DecodeNumbers(NamedTuple):
+    """Numbers of a call; k_scale is part of `scale`."""
+
+    num_seqs: int
+    scale: float
+    v_scale: float
+    soft_cap: float
+
+
+class DecodeOptions(NamedTuple):
+    """What a kernel is compiled for."""
+
+    heads: int
+    group: int
+    rows: int  # of a tile of queries
+    head: int  # elements, or words
+    head_pad: int
+    fp8: bool
+    pairs: bool  # K and V are read as words of two fp8
+    ieee: (
+        bool  # float32 products, on the CUDA cores; their operands take the registers of two loops
+    )
+    block_size: int
+    x: int
+    packed_slot: int  # k_slot of the packed layout, whose 8 no kernel knows the alignment of, or 0
+    vector: int  # tokens of V that are contiguous and aligned
+    window: int  # 0: no limit
+    alibi: bool
+    soft_cap: bool
+    tile: int  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCall:
     """One decode: tensors whose shapes, dtypes and devices fit, and derived numbers.
 
-    `slopes` are the ALiBi slopes, or any tensor if `alibi` is False.
+    `slopes` are the ALiBi slopes, or any tensor if `alibi` is False. K and V may be seen as words
+    of two fp8 (`in_words`), and `cache.head_size` then counts words.
     """
 
     q: torch.Tensor
@@ -54,7 +109,7 @@ class DecodeCall:
     @property
     def head_size(self) -> int:
         """Elements of a head."""
-        return self.cache.head_size
+        return int(self.q.shape[2])
 
     @property
     def group(self) -> int:
@@ -66,34 +121,71 @@ class DecodeCall:
         """What the product of q and the stored K is multiplied with."""
         return self.options.scale * self.options.k_scale
 
-    def cache_arguments(self) -> dict[str, int | bool]:
-        """Return strides and constants of the cache and the options, by their kernel names."""
-        strides = kv_strides(self.k_cache, self.v_cache, self.layout)
-        return {
-            "k_block": strides.k_block,
-            "k_slot": strides.k_slot,
-            "k_head": strides.k_head,
-            "k_outer": strides.k_outer,
-            "v_block": strides.v_block,
-            "v_slot": strides.v_slot,
-            "v_head": strides.v_head,
-            "v_dim": strides.v_dim,
-            "X": strides.x,
-            "HEAD_SIZE": self.head_size,
-            "BLOCK_SIZE": self.cache.block_size,
-            "VECTOR": self._token_vector(),
-            "WINDOW": self.options.sliding_window,
-            "ALIBI": self.alibi,
-            "SOFT_CAP": self.options.soft_cap > 0,
-        }
+    def strides(self, out: torch.Tensor) -> DecodeStrides:
+        """Return the strides of the call's tensors and of `out`."""
+        by = kv_strides(self.k_cache, self.v_cache, self.layout)
+        return DecodeStrides(
+            out_seq=out.stride(0),
+            out_head=out.stride(1),
+            q_seq=self.q.stride(0),
+            q_head=self.q.stride(1),
+            table_seq=self.block_table.stride(0),
+            k_block=by.k_block,
+            k_slot=by.k_slot,
+            k_head=by.k_head,
+            k_outer=by.k_outer,
+            v_block=by.v_block,
+            v_slot=by.v_slot,
+            v_head=by.v_head,
+            v_dim=by.v_dim,
+        )
 
-    def _token_vector(self) -> int:
-        """Return how many tokens of V are contiguous and aligned, at most 8; 1 where not known."""
-        if self.layout == "nhd":
-            return 1
-        strides = kv_strides(self.k_cache, self.v_cache, self.layout)
-        apart = (self.cache.block_size, strides.v_block, strides.v_head, strides.v_dim)
-        return next(run for run in (8, 4, 2, 1) if all(stride % run == 0 for stride in apart))
+    def numbers(self) -> DecodeNumbers:
+        """Return the numbers that a kernel does not have to be compiled for."""
+        options = self.options
+        return DecodeNumbers(self.num_seqs, self.score_scale, options.v_scale, options.soft_cap)
+
+    def kernel_options(self, tile: int, rows: int) -> DecodeOptions:
+        """Return what a kernel with tiles of `rows` queries and `tile` tokens is compiled for."""
+        by = kv_strides(self.k_cache, self.v_cache, self.layout)
+        pairs = self.k_cache.dtype == WORDS
+        return DecodeOptions(
+            heads=self.num_heads,
+            group=self.group,
+            rows=rows,
+            head=self.cache.head_size,
+            head_pad=triton.next_power_of_2(self.cache.head_size),
+            fp8=pairs or self.k_cache.dtype == FP8_DTYPE,
+            pairs=pairs,
+            ieee=self.k_cache.dtype == torch.float32,
+            block_size=self.cache.block_size,
+            x=by.x,
+            packed_slot=by.k_slot if self.layout == "packed" else 0,
+            vector=token_run(self.v_cache, self.layout),
+            window=self.options.sliding_window,
+            alibi=self.alibi,
+            soft_cap=self.options.soft_cap > 0,
+            tile=tile,
+        )
+
+    def in_words(self) -> DecodeCall:
+        """Return the call with K and V as words of two fp8, where the GPU unpacks those.
+
+        Shared memory is transposed into matrix operands by 16-bit units: a word goes straight to
+        the thread that multiplies it. Even and odd dimensions are then two products each.
+        """
+        if self.k_cache.dtype != FP8_DTYPE or self.layout != "nhd" or not self.q.is_cuda:
+            return self
+        caches = (self.k_cache, self.v_cache)
+        apart = [n for x in caches for n in (*x.stride()[:-1], x.storage_offset())]
+        if any(n % 2 for n in apart) or torch.cuda.get_device_capability(self.q.device) < (8, 9):
+            return self
+        return replace(
+            self,
+            k_cache=self.k_cache.view(WORDS),
+            v_cache=self.v_cache.view(WORDS),
+            cache=self.cache._replace(head_size=self.head_size // 2),
+        )
 
 
 def checked_call(

@@ -1,109 +1,226 @@
-"""Device functions that all paged decode kernels share: addresses, masks, scores, fp8."""
+"""Device functions that all paged decode kernels share: loads, scores, products, stores, fp8.
+
+A tile is `opt.tile` tokens of one sequence and one KV head. Tiles that are seen whole are loaded
+without masks (MASKED false), and the block numbers of the next tile before the tile itself, so
+that no load of K or V waits for one. In others a token that is not seen is not read, and neither
+is its table entry.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-__all__ = ["biased_scores", "load_k", "load_v", "locate", "tokens_to_read", "unpack_fp8"]
+from simserve_kernels.decode_call import DecodeNumbers, DecodeStrides
+
+__all__ = [
+    "add_values",
+    "block_numbers",
+    "load_k",
+    "load_query",
+    "load_v",
+    "score_tile",
+    "store_rows",
+    "tokens_to_read",
+]
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def tokens_to_read(
-    token: tl.tensor,
-    seen: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    VECTOR: tl.constexpr,
+    token: tl.tensor, low: tl.tensor, high: tl.tensor, opt: tl.constexpr
 ) -> tl.tensor:
-    """Return which tokens are read: those seen, in [low, high), or all of their blocks.
+    """Return which tokens are read: those in [low, high), or all of their blocks.
 
-    VECTOR > 1 says that runs of so many tokens of V are contiguous and aligned (the packed
+    opt.vector > 1 says that runs of so many tokens of V are contiguous and aligned (the packed
     layout). A mask per token would split their loads, and a run must have one block number.
     """
-    if VECTOR > 1:
-        first = token // BLOCK_SIZE * BLOCK_SIZE
-        return (first < high) & (first + BLOCK_SIZE > low)
+    if opt.vector > 1:
+        first = token // opt.block_size * opt.block_size
+        return (first < high) & (first + opt.block_size > low)
     else:
-        return seen
+        return (token >= low) & (token < high)
 
 
 @triton.jit
-def locate(
-    table_row: tl.tensor, token: tl.tensor, read: tl.tensor, BLOCK_SIZE: tl.constexpr
+def block_numbers(
+    table_row: tl.tensor, token: tl.tensor, read: tl.tensor, opt: tl.constexpr
 ) -> tl.tensor:
-    """Return (block, place in the block) of each token; the table entries of others are not read.
+    """Return the block number of each token; the table entries of those not read are not read.
 
     int64, because block · stride passes 2^31 in a cache of a few GB.
     """
-    block = tl.load(table_row + token // BLOCK_SIZE, mask=read, other=0)
-    return block.to(tl.int64), (token % BLOCK_SIZE).to(tl.int64)
+    return tl.load(table_row + token // opt.block_size, mask=read, other=0).to(tl.int64)
 
 
 @triton.jit
 def load_k(
     k_head: tl.tensor,
     block: tl.tensor,
-    place: tl.tensor,
+    token: tl.tensor,
     seen: tl.tensor,
-    dim: tl.tensor,
-    k_block: tl.tensor,
-    k_slot: tl.tensor,
-    k_outer: tl.tensor,
-    X: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
+    by: DecodeStrides,
+    opt: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """Return the K tile `[tokens, dims]`; tokens not seen are not read."""
-    row = block * k_block + place * k_slot
-    column = (dim // X) * k_outer + dim % X
-    mask = seen[:, None] & (dim < HEAD_SIZE)[None, :]
-    return tl.load(k_head + row[:, None] + column[None, :], mask=mask, other=0.0)
+    """Return K of a tile, transposed `[dims, tokens]`, 0 where a token is not seen.
+
+    The packed layout is loaded as `[dims / x, tokens, x]`: neighbouring threads read the 16 bytes
+    of neighbouring tokens.
+    """
+    place = (token % opt.block_size).to(tl.int64)
+    if opt.packed_slot > 0:
+        HEAD_PAD: tl.constexpr = opt.head_pad
+        TILE: tl.constexpr = opt.tile
+        row = block * by.k_block + place * opt.packed_slot
+        dim = tl.arange(0, opt.head_pad // opt.x)[:, None, None] * opt.x
+        column = (dim // opt.x) * by.k_outer + tl.arange(0, opt.x)[None, None, :]
+        tile = _load(k_head + row[None, :, None] + column, dim, seen[None, :, None], opt, MASKED)
+        return tl.reshape(tl.permute(tile, (0, 2, 1)), (HEAD_PAD, TILE))
+    else:
+        row = block * by.k_block + place * by.k_slot
+        dim = tl.arange(0, opt.head_pad)[None, :]
+        return tl.trans(_load(k_head + row[:, None] + dim, dim, seen[:, None], opt, MASKED))
+
+
+@triton.jit
+def _load(
+    pointers: tl.tensor,
+    dim: tl.tensor,
+    read: tl.tensor,
+    opt: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """Load dimensions `dim` of a tile, with no more masks than needed; 0 where not loaded."""
+    if MASKED:
+        return tl.load(pointers, mask=read & (dim < opt.head), other=0.0)
+    elif opt.head != opt.head_pad:
+        return tl.load(pointers, mask=dim < opt.head, other=0.0)
+    else:
+        return tl.load(pointers)
 
 
 @triton.jit
 def load_v(
     v_head: tl.tensor,
     block: tl.tensor,
-    place: tl.tensor,
+    token: tl.tensor,
     read: tl.tensor,
     seen: tl.tensor,
-    dim: tl.tensor,
-    v_block: tl.tensor,
-    v_slot: tl.tensor,
-    v_dim: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    VECTOR: tl.constexpr,
+    by: DecodeStrides,
+    opt: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """Return the V tile `[tokens, dims]`, 0 where a token is not seen: weight 0 × NaN is NaN."""
-    row = block * v_block + place * v_slot
-    in_head = (dim < HEAD_SIZE)[None, :]
+    """Return V of a tile `[tokens, dims]`, 0 where a token is not seen: weight 0 × NaN is NaN."""
+    row = block * by.v_block + (token % opt.block_size).to(tl.int64) * by.v_slot
+    VECTOR: tl.constexpr = opt.vector
     if VECTOR > 1:
         row = tl.max_contiguous(tl.multiple_of(row, VECTOR), VECTOR)
-        pointers = v_head + row[:, None] + dim[None, :] * v_dim
-        tile = tl.load(pointers, mask=read[:, None] & in_head, other=0.0)
+    dim = tl.arange(0, opt.head_pad)[None, :]
+    tile = _load(v_head + row[:, None] + dim * by.v_dim, dim, read[:, None], opt, MASKED)
+    if MASKED and VECTOR > 1:
         tile = tl.where(seen[:, None], tile, tl.zeros_like(tile))
-    else:
-        pointers = v_head + row[:, None] + dim[None, :] * v_dim
-        tile = tl.load(pointers, mask=seen[:, None] & in_head, other=0.0)
     return tile
+
+
+@triton.jit
+def load_query(rows: tl.tensor, real: tl.tensor, scale: tl.tensor, opt: tl.constexpr) -> tl.tensor:
+    """Return (q, its odd elements if pairs, what each row's products are multiplied with).
+
+    `rows` are pointers `[rows, 1]`. For fp8 K, q is divided by its largest element and float16.
+    """
+    STEP: tl.constexpr = 2 if opt.pairs else 1
+    ROWS: tl.constexpr = opt.rows
+    dim = tl.arange(0, opt.head_pad)[None, :]
+    stored = real[:, None] & (dim < opt.head)
+    query = tl.load(rows + STEP * dim, mask=stored, other=0.0)
+    odd = query
+    row_scale = tl.full([ROWS], 1.0, tl.float32) * scale
+    if opt.fp8:
+        query = query.to(tl.float32)
+        largest = tl.max(tl.abs(query), axis=1)
+        if opt.pairs:
+            odd = tl.load(rows + STEP * dim + 1, mask=stored, other=0.0).to(tl.float32)
+            largest = tl.maximum(largest, tl.max(tl.abs(odd), axis=1))
+        largest = tl.where(largest > 0.0, largest, 1.0)
+        query = (query / largest[:, None]).to(tl.float16)
+        odd = (odd / largest[:, None]).to(tl.float16)
+        row_scale = row_scale * largest
+    if not (opt.alibi or opt.soft_cap):
+        row_scale = row_scale * LOG2_E
+    return query, odd, row_scale
+
+
+@triton.jit
+def score_tile(
+    query: tl.tensor,
+    keys: tl.tensor,
+    token: tl.tensor,
+    seq_len: tl.tensor,
+    num: DecodeNumbers,
+    opt: tl.constexpr,
+) -> tl.tensor:
+    """Return scores `[rows, tokens]` in units of log2; `query` is (of load_query ..., slopes)."""
+    if opt.pairs:
+        even, odd = unpack_fp8(keys)
+        scores = tl.dot(query[1], odd, tl.dot(query[0], even))
+    else:
+        scores = tl.dot(query[0], keys.to(query[0].dtype), input_precision="ieee")
+    scores = scores * query[2][:, None]
+    if opt.alibi or opt.soft_cap:
+        scores = biased_scores(scores, token, seq_len, query[3], num, opt) * LOG2_E
+    return scores
+
+
+@triton.jit
+def add_values(
+    acc: tl.tensor, acc_odd: tl.tensor, weights: tl.tensor, values: tl.tensor, opt: tl.constexpr
+) -> tl.tensor:
+    """Return (acc + weights · V, the same of the odd dimensions if pairs)."""
+    if opt.pairs:
+        even, odd = unpack_fp8(values)
+        return tl.dot(weights, even, acc), tl.dot(weights, odd, acc_odd)
+    else:
+        values = values.to(weights.dtype)
+        return tl.dot(weights, values, acc, input_precision="ieee"), acc_odd
+
+
+@triton.jit
+def store_rows(
+    rows: tl.tensor,
+    acc: tl.tensor,
+    acc_odd: tl.tensor,
+    factor: tl.tensor,
+    real: tl.tensor,
+    opt: tl.constexpr,
+) -> None:
+    """Store the accumulator times `factor [rows]` at pointers `[rows, 1]`, in their dtype."""
+    STEP: tl.constexpr = 2 if opt.pairs else 1
+    dtype: tl.constexpr = rows.dtype.element_ty
+    dim = tl.arange(0, opt.head_pad)[None, :]
+    stored = real[:, None] & (dim < opt.head)
+    tl.store(rows + STEP * dim, (acc * factor[:, None]).to(dtype), mask=stored)
+    if opt.pairs:
+        tl.store(rows + STEP * dim + 1, (acc_odd * factor[:, None]).to(dtype), mask=stored)
 
 
 @triton.jit
 def biased_scores(
     scores: tl.tensor,
-    distance: tl.tensor,
+    token: tl.tensor,
+    seq_len: tl.tensor,
     slope: tl.tensor,
-    soft_cap: tl.tensor,
-    ALIBI: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    num: DecodeNumbers,
+    opt: tl.constexpr,
 ) -> tl.tensor:
-    """Cap scaled scores, then add slope · (key position − query position)."""
-    if SOFT_CAP:
+    """Cap scaled scores `[rows, tokens]`, add slope · (key position − query position)."""
+    if opt.soft_cap:
         # tanh(x) = 1 − 2 / (e^2x + 1), right at both infinities
-        scores = soft_cap * (1.0 - 2.0 / (tl.exp(scores * (2.0 / soft_cap)) + 1.0))
-    if ALIBI:
-        scores += slope * distance
+        power = tl.exp(scores * (2.0 / num.soft_cap))
+        scores = num.soft_cap * (1.0 - 2.0 / (power + 1.0))
+    if opt.alibi:
+        scores += slope[:, None] * (token - seq_len + 1).to(tl.float32)[None, :]
     return scores
 
 

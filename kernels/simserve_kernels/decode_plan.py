@@ -6,38 +6,44 @@ known on the host, and a CUDA graph replays for any of them.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-__all__ = ["find_chunk", "merge_kernel"]
+from simserve_kernels.decode_call import DecodeNumbers, DecodeStrides
+
+__all__ = ["PlanOptions", "find_chunk", "merge_kernel"]
+
+
+class PlanOptions(NamedTuple):
+    """What a plan is compiled for."""
+
+    budget: int  # chunks that fill the GPU
+    window: int
+    tile: int  # tokens
+    fine_tiles: int
+    seqs_pad: int
 
 
 @triton.jit
-def plan(
-    seq_lens: tl.tensor,
-    num_seqs: tl.tensor,
-    budget: tl.tensor,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    FINE_TILES: tl.constexpr,
-    SEQS: tl.constexpr,
-) -> tl.tensor:
+def plan_chunks(seq_lens: tl.tensor, num_seqs: tl.tensor, plan: tl.constexpr) -> tl.tensor:
     """Return (sequence numbers, chunks of each, tiles a chunk of each).
 
     With span_i the tiles of sequence i and total = Σ span_i: a sequence of at most
     coarse = ⌈total / budget⌉ tiles is one chunk. A longer one is cut into chunks of at most
-    ⌈total / (2 · budget)⌉ tiles, but not below FINE_TILES unless coarse is, and evenly. There are
+    ⌈total / (2 · budget)⌉ tiles, but not below fine_tiles unless coarse is, and evenly. There are
     at most 2 · budget + num_seqs chunks, and none is empty.
     """
-    seq = tl.arange(0, SEQS)
+    seq = tl.arange(0, plan.seqs_pad)
     length = tl.load(seq_lens + seq, mask=seq < num_seqs, other=0).to(tl.int32)
     first = length * 0
-    if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0) // TILE
-    span = tl.cdiv(length, TILE) - first
+    if plan.window > 0:
+        first = tl.maximum(length - plan.window, 0) // plan.tile
+    span = tl.cdiv(length, plan.tile) - first
     total = tl.sum(span, axis=0)
-    coarse = tl.maximum(tl.cdiv(total, budget), 1)
-    fine = tl.maximum(tl.cdiv(total, 2 * budget), tl.minimum(coarse, FINE_TILES))
+    coarse = tl.maximum(tl.cdiv(total, plan.budget), 1)
+    fine = tl.maximum(tl.cdiv(total, 2 * plan.budget), tl.minimum(coarse, plan.fine_tiles))
     pieces = tl.where(span <= coarse, 1, tl.cdiv(span, fine))
     tiles = tl.maximum(tl.cdiv(span, pieces), 1)
     return seq, tl.cdiv(span, tiles), tiles
@@ -45,25 +51,18 @@ def plan(
 
 @triton.jit
 def find_chunk(
-    chunk: tl.tensor,
-    seq_lens: tl.tensor,
-    num_seqs: tl.tensor,
-    budget: tl.tensor,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    FINE_TILES: tl.constexpr,
-    SEQS: tl.constexpr,
+    chunk: tl.tensor, seq_lens: tl.tensor, num_seqs: tl.tensor, plan: tl.constexpr
 ) -> tl.tensor:
     """Return (sequence, its chunks, which of them this is, tokens of it) of chunk `chunk`.
 
     The sequence is num_seqs or more if there is no such chunk.
     """
-    numbers, chunks, tiles = plan(seq_lens, num_seqs, budget, WINDOW, TILE, FINE_TILES, SEQS)
+    numbers, chunks, tiles = plan_chunks(seq_lens, num_seqs, plan)
     ends = tl.cumsum(chunks, axis=0)
     seq = tl.sum((ends <= chunk).to(tl.int32), axis=0)
     own = numbers == seq
     num_chunks = tl.sum(tl.where(own, chunks, 0), axis=0)
-    size = tl.sum(tl.where(own, tiles, 0), axis=0) * TILE
+    size = tl.sum(tl.where(own, tiles, 0), axis=0) * plan.tile
     part = chunk - (tl.sum(tl.where(own, ends, 0), axis=0) - num_chunks)
     return seq, num_chunks, part, size
 
@@ -75,23 +74,17 @@ def merge_kernel(
     maxima: tl.tensor,
     sums: tl.tensor,
     seq_lens: tl.tensor,
-    num_seqs: tl.tensor,
-    budget: tl.tensor,
-    v_scale: tl.tensor,
-    out_seq: tl.tensor,
-    out_head: tl.tensor,
+    num: DecodeNumbers,
+    by: DecodeStrides,
+    plan: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PAD: tl.constexpr,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    FINE_TILES: tl.constexpr,
-    SEQS: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
     """Merge the chunks of one sequence, some of its query heads; 0 for a sequence of length 0."""
     seq = tl.program_id(1)
-    numbers, chunks, _ = plan(seq_lens, num_seqs, budget, WINDOW, TILE, FINE_TILES, SEQS)
+    numbers, chunks, _ = plan_chunks(seq_lens, num.num_seqs, plan)
     num_chunks = tl.sum(tl.where(numbers == seq, chunks, 0), axis=0)
     if num_chunks == 1:
         return
@@ -117,6 +110,6 @@ def merge_kernel(
             norm = norm * alpha + tl.sum(weight * total, axis=0)
             acc = acc * alpha + tl.sum(weight[:, None] * partial, axis=0)
             m = m_new
-        result = acc * (v_scale / tl.where(num_chunks > 0, norm, 1.0))
-        pointers = out + seq.to(tl.int64) * out_seq + head * out_head + dim
+        result = acc * (num.v_scale / tl.where(num_chunks > 0, norm, 1.0))
+        pointers = out + seq.to(tl.int64) * by.out_seq + head * by.out_head + dim
         tl.store(pointers, result.to(out.dtype.element_ty), mask=dim < HEAD_SIZE)

@@ -123,7 +123,7 @@ def _launch(
     head_pad = triton.next_power_of_2(q.shape[2])
     # The longest of the sequences has at least the mean of their rows.
     mean_rows = -(-q.shape[0] * group // num_seqs)
-    tile = tile or choose_tile(q.dtype, k.dtype, head_pad, mean_rows)
+    tile = tile or choose_tile(q.dtype, k.dtype, head_pad, mean_rows, -(-k.shape[0] // num_seqs))
     opt = Options(
         ieee=q.dtype == torch.float32,
         causal=causal,
@@ -134,6 +134,8 @@ def _launch(
         head=q.shape[2],
         head_pad=head_pad,
         pack=1,
+        packed_slot=0,
+        vector=1,
         block_size=0,
         seqs_pad=triton.next_power_of_2(num_seqs),
         min_rows=0,

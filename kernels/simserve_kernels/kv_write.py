@@ -24,73 +24,12 @@ from simserve_kernels.checks import (
     check_shape,
     device_guard,
 )
-from simserve_kernels.layouts import CacheLayout, kv_strides
+from simserve_kernels.layouts import CacheLayout, CacheShape, KVStrides, kv_strides
 
-__all__ = ["kv_write"]
+__all__ = ["check_write", "kv_write", "to_cache"]
 
 _ELEMENTS = 1024
 _TOKENS = {"nhd": 2, "packed": 8}
-
-
-@triton.jit
-def _to_cache(values: tl.tensor, scale: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
-    """Quantise where the cache is fp8: divide by the scale, saturate; NaN stays NaN."""
-    if FP8:
-        values = tl.div_rn(values.to(tl.float32), scale)
-        values = tl.clamp(values, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    return values
-
-
-@triton.jit
-def _kv_write_kernel(
-    k: tl.tensor,
-    v: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    slot_mapping: tl.tensor,
-    num_tokens: tl.tensor,
-    k_scale: tl.tensor,
-    v_scale: tl.tensor,
-    k_token: tl.tensor,
-    k_token_head: tl.tensor,
-    v_token: tl.tensor,
-    v_token_head: tl.tensor,
-    k_block: tl.tensor,
-    k_slot: tl.tensor,
-    k_head: tl.tensor,
-    k_outer: tl.tensor,
-    v_block: tl.tensor,
-    v_slot: tl.tensor,
-    v_head: tl.tensor,
-    v_dim: tl.tensor,
-    X: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    FP8: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ELEMENTS: tl.constexpr,
-) -> None:
-    """Copy ELEMENTS of the heads × head_size elements of TOKENS tokens."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    slot = tl.load(slot_mapping + token, mask=token < num_tokens, other=-1).to(tl.int64)
-    block = (slot // BLOCK_SIZE)[:, None]
-    place = (slot % BLOCK_SIZE)[:, None]
-    source = token.to(tl.int64)[:, None]
-
-    element = (tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS))[None, :]
-    head = element // HEAD_SIZE
-    dim = element % HEAD_SIZE
-    mask = (slot >= 0)[:, None] & (element < HEADS * HEAD_SIZE)
-
-    keys = tl.load(k + source * k_token + head * k_token_head + dim, mask=mask)
-    values = tl.load(v + source * v_token + head * v_token_head + dim, mask=mask)
-    k_to = block * k_block + place * k_slot + head * k_head + (dim // X) * k_outer + dim % X
-    v_to = block * v_block + place * v_slot + head * v_head + dim * v_dim
-    keys = _to_cache(keys, k_scale, FP8).to(k_cache.dtype.element_ty)
-    values = _to_cache(values, v_scale, FP8).to(v_cache.dtype.element_ty)
-    tl.store(k_cache + k_to, keys, mask=mask)
-    tl.store(v_cache + v_to, values, mask=mask)
 
 
 def kv_write(
@@ -122,6 +61,39 @@ def kv_write(
         TypeError: a dtype that is not supported.
         ValueError: shapes, strides, devices or scales that do not fit.
     """
+    shape = check_write(k, v, k_cache, v_cache, slot_mapping, layout, k_scale, v_scale)
+    if k.shape[0] == 0:
+        return
+    width = shape.num_kv_heads * shape.head_size
+    elements = min(_ELEMENTS, triton.next_power_of_2(width))
+    tokens = _TOKENS[layout]
+    grid = (triton.cdiv(k.shape[0], tokens), triton.cdiv(width, elements))
+    by = kv_strides(k_cache, v_cache, layout)
+    with device_guard(k):
+        _kv_write_kernel[grid](
+            k, v, k_cache, v_cache, slot_mapping, k.shape[0], k_scale, v_scale, *k.stride()[:2],
+            *v.stride()[:2], by, X=by.x, HEADS=shape.num_kv_heads, HEAD_SIZE=shape.head_size,
+            BLOCK_SIZE=shape.block_size, FP8=k_cache.dtype == FP8_DTYPE, TOKENS=tokens,
+            ELEMENTS=elements, num_warps=4,
+        )  # fmt: skip
+
+
+def check_write(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    layout: CacheLayout,
+    k_scale: float,
+    v_scale: float,
+) -> CacheShape:
+    """Return the cache's sizes, or refuse arguments of `kv_write` that do not fit with a sentence.
+
+    Raises:
+        TypeError: a dtype that is not supported.
+        ValueError: shapes, strides, devices or scales that do not fit.
+    """
     check_same_device(
         {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
     )
@@ -133,51 +105,63 @@ def kv_write(
         check_shape(name, tensor, (k.shape[0], shape.num_kv_heads, shape.head_size))
         check_last_dim_contiguous(name, tensor)
     check_index("slot_mapping", slot_mapping, (k.shape[0],))
-    attention_options(
-        shape.head_size,
-        scale=None,
-        sliding_window=None,
-        soft_cap=None,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
-    fp8 = k_cache.dtype == FP8_DTYPE
-    if not fp8 and (k_scale, v_scale) != (1.0, 1.0):
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    attention_options(shape.head_size, scale=None, sliding_window=None, soft_cap=None, **scales)
+    if k_cache.dtype != FP8_DTYPE and (k_scale, v_scale) != (1.0, 1.0):
         raise ValueError(f"k_scale and v_scale must be 1 for a cache of {k_cache.dtype}")
-    if k.shape[0] == 0:
-        return
+    return shape
 
-    strides = kv_strides(k_cache, v_cache, layout)
-    width = shape.num_kv_heads * shape.head_size
-    elements = min(_ELEMENTS, triton.next_power_of_2(width))
-    tokens = _TOKENS[layout]
-    grid = (triton.cdiv(k.shape[0], tokens), triton.cdiv(width, elements))
-    with device_guard(k):
-        _kv_write_kernel[grid](
-            k,
-            v,
-            k_cache,
-            v_cache,
-            slot_mapping,
-            k.shape[0],
-            k_scale,
-            v_scale,
-            *k.stride()[:2],
-            *v.stride()[:2],
-            strides.k_block,
-            strides.k_slot,
-            strides.k_head,
-            strides.k_outer,
-            strides.v_block,
-            strides.v_slot,
-            strides.v_head,
-            strides.v_dim,
-            X=strides.x,
-            HEADS=shape.num_kv_heads,
-            HEAD_SIZE=shape.head_size,
-            BLOCK_SIZE=shape.block_size,
-            FP8=fp8,
-            TOKENS=tokens,
-            ELEMENTS=elements,
-            num_warps=4,
-        )
+
+@triton.jit
+def to_cache(values: tl.tensor, scale: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
+    """Quantise where the cache is fp8: divide by the scale, saturate; NaN stays NaN."""
+    if FP8:
+        values = tl.div_rn(values.to(tl.float32), scale)
+        values = tl.clamp(values, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return values
+
+
+@triton.jit
+def _kv_write_kernel(
+    k: tl.tensor,
+    v: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    slot_mapping: tl.tensor,
+    num_tokens: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
+    k_token: tl.tensor,
+    k_token_head: tl.tensor,
+    v_token: tl.tensor,
+    v_token_head: tl.tensor,
+    by: KVStrides,
+    X: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    FP8: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+) -> None:
+    """Copy ELEMENTS of the heads × head_size elements of TOKENS tokens."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slot_mapping + token, mask=token < num_tokens, other=-1).to(tl.int64)
+    block = (slot // BLOCK_SIZE)[:, None]
+    place = (slot % BLOCK_SIZE)[:, None]
+    source = token.to(tl.int64)[:, None]
+
+    element = (tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS))[None, :]
+    head = element // HEAD_SIZE
+    dim = element % HEAD_SIZE
+    mask = (slot >= 0)[:, None] & (element < HEADS * HEAD_SIZE)
+
+    keys = tl.load(k + source * k_token + head * k_token_head + dim, mask=mask)
+    values = tl.load(v + source * v_token + head * v_token_head + dim, mask=mask)
+    k_dims = (dim // X) * by.k_outer + dim % X
+    k_to = block * by.k_block + place * by.k_slot + head * by.k_head + k_dims
+    v_to = block * by.v_block + place * by.v_slot + head * by.v_head + dim * by.v_dim
+    keys = to_cache(keys, k_scale, FP8).to(k_cache.dtype.element_ty)
+    values = to_cache(values, v_scale, FP8).to(v_cache.dtype.element_ty)
+    tl.store(k_cache + k_to, keys, mask=mask)
+    tl.store(v_cache + v_to, values, mask=mask)

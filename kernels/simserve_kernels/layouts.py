@@ -29,6 +29,7 @@ __all__ = [
     "check_cache",
     "kv_strides",
     "packing",
+    "token_run",
 ]
 
 CacheLayout = Literal["packed", "nhd"]
@@ -137,6 +138,14 @@ def kv_strides(k_cache: torch.Tensor, v_cache: torch.Tensor, layout: CacheLayout
     v_block, v_head, v_dim, _ = v_cache.stride()
     x = packing(k_cache.dtype)
     return KVStrides(k_block, k_slot, k_head, k_outer, x, v_block, 1, v_head, v_dim)
+
+
+def token_run(v_cache: torch.Tensor, layout: CacheLayout) -> int:
+    """Return how many tokens of V are contiguous and aligned, at most 8; 1 where not known."""
+    if layout == "nhd":
+        return 1
+    apart = (v_cache.shape[-1], *v_cache.stride()[:3])
+    return next(run for run in (8, 4, 2, 1) if all(stride % run == 0 for stride in apart))
 
 
 def _shape_of_v(v_cache: torch.Tensor, layout: CacheLayout) -> CacheShape:

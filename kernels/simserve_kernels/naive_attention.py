@@ -23,7 +23,6 @@ from simserve_kernels.flash_attention import check_dense
 
 __all__ = ["Traffic", "naive_attention", "traffic"]
 
-BLOCK = 64
 SOFTMAX_BLOCK = 2048
 
 
@@ -95,11 +94,13 @@ def naive_attention(
     out = torch.empty_like(q)
     if q_len == 0:
         return out
-    shape = (q_len, kv_len, num_heads // k.shape[1], head, triton.next_power_of_2(head), BLOCK)
     ieee = q.dtype == torch.float32
-    tiles = triton.cdiv(q_len, BLOCK)
+    # Products of float32 run on the CUDA cores, whose operands take a thread's registers.
+    block = 16 if ieee else 64
+    shape = (q_len, kv_len, num_heads // k.shape[1], head, triton.next_power_of_2(head), block)
+    tiles = triton.cdiv(q_len, block)
     with device_guard(q):
-        _scores_kernel[(tiles, triton.cdiv(kv_len, BLOCK), num_heads)](
+        _scores_kernel[(tiles, triton.cdiv(kv_len, block), num_heads)](
             scores, q, k, factor, *q.stride()[:2], *k.stride()[:2], *shape, ieee, causal
         )
         _softmax_kernel[(q_len * num_heads,)](weights, scores, kv_len, SOFTMAX_BLOCK)

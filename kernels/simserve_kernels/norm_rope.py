@@ -20,7 +20,7 @@ from simserve_kernels.checks import (
     device_guard,
 )
 
-__all__ = ["rms_norm", "rope", "silu_mul"]
+__all__ = ["check_rope", "rms_norm", "rope", "rotate", "rotate_in_place", "silu_mul"]
 
 SILU_BLOCK = 1024
 
@@ -128,6 +128,26 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch
         TypeError: dtypes that differ or that the kernel does not know.
         ValueError: shapes or devices that do not fit.
     """
+    check_rope(q, k, positions, table)
+    half = table.shape[1] // 2
+    pads = [triton.next_power_of_2(size) for size in (q.shape[1], k.shape[1], half)]
+    if q.shape[0]:
+        with device_guard(q):
+            _rope_kernel[(q.shape[0],)](
+                q, k, positions, table, *q.stride()[:2], *k.stride()[:2], table.stride(0),
+                q.shape[1], k.shape[1], half, *pads,
+            )  # fmt: skip
+
+
+def check_rope(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch.Tensor
+) -> None:
+    """Refuse arguments of `rope` that do not fit, with a sentence.
+
+    Raises:
+        TypeError: dtypes that differ or that the kernel does not know.
+        ValueError: shapes or devices that do not fit.
+    """
     check_float("q", q)
     check_shape("q", q, ("num_tokens", "num_heads", "head_size"))
     check_dtype("k", k, (q.dtype,))
@@ -143,18 +163,32 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch
     for name, tensor in (("q", q), ("k", k), ("table", table)):
         check_last_dim_contiguous(name, tensor)
     check_same_device({"q": q, "k": k, "positions": positions, "table": table})
-    half = table.shape[1] // 2
-    pads = [triton.next_power_of_2(size) for size in (q.shape[1], k.shape[1], half)]
-    if q.shape[0]:
-        with device_guard(q):
-            _rope_kernel[(q.shape[0],)](
-                q, k, positions, table, *q.stride()[:2], *k.stride()[:2], table.stride(0),
-                q.shape[1], k.shape[1], half, *pads,
-            )  # fmt: skip
 
 
 @triton.jit
-def _rotate(
+def rotate(
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    stride: tl.tensor,
+    num_heads: tl.tensor,
+    half: tl.tensor,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+) -> tl.tensor:
+    """Return (pointers of the first halves, which are real, first halves, second ones, rotated)."""
+    heads, dims = tl.arange(0, HEADS), tl.arange(0, HALF)
+    real = (heads < num_heads)[:, None] & (dims < half)[None, :]
+    first = x + heads[:, None] * stride + dims[None, :]
+    a = tl.load(first, mask=real, other=0.0).to(tl.float32)
+    b = tl.load(first + half, mask=real, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = x.dtype.element_ty
+    turned = (a * cos[None, :] - b * sin[None, :]).to(dtype)
+    return first, real, turned, (b * cos[None, :] + a * sin[None, :]).to(dtype)
+
+
+@triton.jit
+def rotate_in_place(
     x: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
@@ -164,14 +198,10 @@ def _rotate(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ) -> None:
-    heads, dims = tl.arange(0, HEADS), tl.arange(0, HALF)
-    real = (heads < num_heads)[:, None] & (dims < half)[None, :]
-    first = x + heads[:, None] * stride + dims[None, :]
-    a = tl.load(first, mask=real, other=0.0).to(tl.float32)
-    b = tl.load(first + half, mask=real, other=0.0).to(tl.float32)
-    rotated = (a * cos[None, :] - b * sin[None, :]).to(x.dtype.element_ty)
-    tl.store(first, rotated, mask=real)
-    tl.store(first + half, (b * cos[None, :] + a * sin[None, :]).to(x.dtype.element_ty), mask=real)
+    """Rotate the heads of one token where they lie."""
+    first, real, a, b = rotate(x, cos, sin, stride, num_heads, half, HEADS, HALF)
+    tl.store(first, a, mask=real)
+    tl.store(first + half, b, mask=real)
 
 
 @triton.jit
@@ -197,8 +227,8 @@ def _rope_kernel(
     angles = table + tl.load(positions + token).to(tl.int64) * table_row + dims
     cos = tl.load(angles, mask=dims < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=dims < HALF, other=0.0)
-    _rotate(q + token * q_token, cos, sin, q_head, num_heads, HALF, Q_PAD, HALF_PAD)
-    _rotate(k + token * k_token, cos, sin, k_head, num_kv_heads, HALF, K_PAD, HALF_PAD)
+    rotate_in_place(q + token * q_token, cos, sin, q_head, num_heads, HALF, Q_PAD, HALF_PAD)
+    rotate_in_place(k + token * k_token, cos, sin, k_head, num_kv_heads, HALF, K_PAD, HALF_PAD)
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,10 @@ from simserve_kernels.checks import device_guard
 from simserve_kernels.decode_article import PARTITION_SIZE, decode_v1, decode_v2
 from simserve_kernels.decode_call import checked_call
 from simserve_kernels.decode_split import decode_split
+from simserve_kernels.decode_workspace import DecodeWorkspace, decode_workspace
 from simserve_kernels.layouts import CacheLayout
 
-__all__ = ["DecodePath", "paged_decode", "use_v1_0_11_0"]
+__all__ = ["DecodePath", "DecodeWorkspace", "decode_workspace", "paged_decode", "use_v1_0_11_0"]
 
 DecodePath = Literal["auto", "v1", "v2", "article"]
 
@@ -54,30 +55,26 @@ def paged_decode(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
+    workspace: DecodeWorkspace | None = None,
 ) -> torch.Tensor:
     """Return the attention of each sequence's newest token, whose K and V are already written.
 
-    Nothing is copied from the device, so that a CUDA graph can capture the call. Slots and
-    table entries that no sequence owns are never read into a result.
+    Nothing waits for the device and no launch depends on the lengths: a captured CUDA graph replays
+    for any seq_lens up to max_seq_len, and given `out` and `workspace`, `auto` allocates nothing.
 
     Args:
-        q: `[num_seqs, num_heads, head_size]`, bfloat16, float16 or float32, a view of any strides
-            but the last.
-        k_cache: K of the cache, of `layout`, in the dtype of `q` or float8_e4m3fn.
-        v_cache: V of the cache.
-        block_table: `[num_seqs, max_blocks]` int32 or int64.
+        q: `[num_seqs, num_heads, head_size]`, bfloat16, float16 or float32, a view or not.
+        k_cache: K of the cache, in the dtype of `q` or float8_e4m3fn; v_cache: V of it.
+        block_table: `[num_seqs, max_blocks]` int32 or int64; what nobody owns is never read.
         seq_lens: `[num_seqs]` int32 or int64, the new token counted; 0 gives an output of 0.
-        max_seq_len: an upper bound of seq_lens. V1 and V2 size their scratch by it; `auto` only
-            checks it against the table.
-        layout: `nhd` or `packed`.
-        path: `auto`, `v1`, `v2` or `article`.
-        scale: head_size^-0.5 if None.
-        alibi_slopes: `[num_heads]` float32.
+        max_seq_len: a bound of seq_lens: V1 and V2 size their scratch, `auto` its tiles by it.
+        layout: of the cache; path: see the module.
+        scale: head_size^-0.5 if None; alibi_slopes: `[num_heads]` float32.
         sliding_window: how many keys, its own among them, a query sees.
         soft_cap: c of softcap(s) = c · tanh(s / c).
-        k_scale: what an fp8 K is multiplied with.
-        v_scale: what an fp8 V is multiplied with.
+        k_scale: what an fp8 K is multiplied with; v_scale: of V.
         out: as `q`; allocated if None.
+        workspace: scratch of `auto`, from `decode_workspace`, for calls one after another.
 
     Raises:
         TypeError: a dtype that is not supported.
@@ -85,29 +82,19 @@ def paged_decode(
     """
     if path not in get_args(DecodePath):
         raise ValueError(f"path is {path!r}: it must be 'auto', 'v1', 'v2' or 'article'")
-    if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     call = checked_call(
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        seq_lens,
-        alibi_slopes,
-        out,
-        max_seq_len=max_seq_len,
-        layout=layout,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
+        q, k_cache, v_cache, block_table, seq_lens, alibi_slopes, out, max_seq_len=max_seq_len,
+        layout=layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
+        k_scale=k_scale, v_scale=v_scale,
+    ).in_words()  # fmt: skip
     if call.num_seqs == 0:
         return out
     if path == "article":
         path = "v1" if use_v1_0_11_0(max_seq_len, call.num_seqs, call.num_heads) else "v2"
-    run = {"auto": decode_split, "v1": decode_v1, "v2": decode_v2}[path]
     with device_guard(q):
-        run(call, out)
+        if path == "auto":
+            decode_split(call, out, workspace)
+        else:
+            {"v1": decode_v1, "v2": decode_v2}[path](call, out)
     return out

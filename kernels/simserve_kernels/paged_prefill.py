@@ -17,7 +17,6 @@ q_len × group rows fit one, on a second stream beside the first. Each skips the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ import torch
 import triton
 
 from simserve_kernels.attention_tile import (
+    FEW_KEYS,
     Numbers,
     Options,
     Strides,
@@ -43,12 +43,13 @@ from simserve_kernels.checks import (
     check_shape,
     device_guard,
 )
-from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides
+from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides, token_run
 
 __all__ = ["paged_prefill"]
 
 _SHORT_ROWS = 16
 _MAX_ROWS_OF_ONE_TILE = 64
+_FILLING_TILE = Tile(_SHORT_ROWS, 64, 4, 3)
 
 
 def paged_prefill(
@@ -60,6 +61,7 @@ def paged_prefill(
     query_start_loc: torch.Tensor,
     *,
     max_query_len: int,
+    max_seq_len: int | None = None,
     layout: CacheLayout = "nhd",
     scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
@@ -75,19 +77,19 @@ def paged_prefill(
     Args:
         q: `[num_tokens, num_heads, head_size]`, bfloat16, float16 or float32. Rows outside
             query_start_loc are neither read nor written.
-        k_cache: keys in q's dtype or fp8 e4m3, shaped as `layouts` says; v_cache likewise.
-        v_cache: values.
+        k_cache: keys in q's dtype or fp8 e4m3, shaped as `layouts` says.
+        v_cache: values, likewise.
         block_table: `[num_seqs, max_num_blocks]`; entries of keys that no query sees are not read.
         seq_lens: `[num_seqs]` tokens of each sequence, its queries among them.
         query_start_loc: `[num_seqs + 1]`, not decreasing; it need not begin at 0.
         max_query_len: the largest q_len (or more): the tiles are chosen by it.
-        layout: of the cache; the options that follow are those of `checks.AttentionOptions`.
-        scale: head_size^-0.5 by default.
+        max_seq_len: the largest of seq_lens (or more), likewise; by default what the table holds.
+        layout: of the cache.
+        scale: head_size^-0.5 by default; options as in `checks.AttentionOptions`.
         alibi_slopes: `[num_heads]` float32.
         sliding_window: how many keys, its own among them, a query sees.
         soft_cap: the cap of the scores.
-        k_scale: what fp8 keys are multiplied with; v_scale likewise.
-        v_scale: of the values.
+        k_scale: what fp8 keys are multiplied with; v_scale: of the values.
         out: where to write, like q; a new tensor by default.
         tile: instead of the tile of the table, for measurements.
 
@@ -106,7 +108,9 @@ def paged_prefill(
     )
     shape = _check(call)
     if seq_lens.shape[0] and q.shape[0]:
-        _launch(call, shape, num, max_query_len, tile)
+        held = block_table.shape[1] * shape.block_size
+        longest = held if max_seq_len is None else min(held, max_seq_len)
+        _launch(call, shape, num, (max_query_len, longest), tile)
     return out
 
 
@@ -151,54 +155,66 @@ def _check(call: _Call) -> CacheShape:
     return shape
 
 
-def _launches(max_rows: int, num_seqs: int, tile: Tile | None) -> Iterator[tuple[int, int, int]]:
-    """Yield (fewest rows, most rows or 0, height of the tile) of each launch of a call."""
-    if tile is not None:
-        yield 0, 0, max_rows
-    elif max_rows <= _MAX_ROWS_OF_ONE_TILE:
-        yield 0, max_rows, max_rows
-    elif num_seqs == 1:
-        yield 0, 0, max_rows
-    else:
-        yield _SHORT_ROWS + 1, 0, max_rows
-        yield 0, _SHORT_ROWS, _SHORT_ROWS
+class _Rows(NamedTuple):
+    """Which sequences a launch serves, by their rows, and what its tile is chosen by."""
+
+    fewest: int
+    most: int  # 0: no limit
+    height: int
+    max_keys: int
 
 
 def _launch(
-    call: _Call, shape: CacheShape, num: Numbers, max_query_len: int, tile: Tile | None
+    call: _Call, shape: CacheShape, num: Numbers, longest: tuple[int, int], tile: Tile | None
 ) -> None:
-    group = call.q.shape[1] // shape.num_kv_heads
+    max_rows, keys = longest[0] * (call.q.shape[1] // shape.num_kv_heads), longest[1]
+    one = max_rows if max_rows <= _MAX_ROWS_OF_ONE_TILE else 0
     with device_guard(call.q):
-        first, *rest = _launches(max_query_len * group, call.seq_lens.shape[0], tile)
-        if not rest or call.q.device.type != "cuda":
-            for rows in (first, *rest):
-                _launch_rows(call, shape, num, rows, tile)
-            return
-        # Side by side: the short sequences fill the processors that the tall tiles leave idle at
-        # their end. Captured into a CUDA graph these are two branches.
-        main, side = torch.cuda.current_stream(), _side_stream(call.q.device)
-        side.wait_stream(main)
-        _launch_rows(call, shape, num, first, tile)
-        with torch.cuda.stream(side):
-            for rows in rest:
-                _launch_rows(call, shape, num, rows, tile)
-        main.wait_stream(side)
+        if tile is not None or one or call.seq_lens.shape[0] == 1:
+            limit = 0 if tile is not None else one
+            _launch_rows(call, shape, num, _Rows(0, limit, max_rows, keys), tile)
+        else:
+            tall = _Rows(_SHORT_ROWS + 1, 0, max_rows, keys)
+            _launch_mixed(call, shape, num, tall, _Rows(0, _SHORT_ROWS, _SHORT_ROWS, keys))
+
+
+def _launch_mixed(call: _Call, shape: CacheShape, num: Numbers, tall: _Rows, short: _Rows) -> None:
+    """Launch tall and short tiles side by side; captured into a CUDA graph these are two branches.
+
+    The short ones read more than they multiply. Where tall tiles take long, for their many keys,
+    they go first, and the short ones fill the processors that their last wave leaves idle. Else
+    the short ones go first.
+    """
+    if call.q.device.type != "cuda":
+        _launch_rows(call, shape, num, tall, None)
+        _launch_rows(call, shape, num, short, None)
+        return
+    main, urgent = torch.cuda.current_stream(), _urgent_stream(call.q.device)
+    few = tall.max_keys <= FEW_KEYS
+    # Few programs at a time must keep the memory busy, so that each takes more at a time.
+    plain = few or call.q.dtype == torch.float32 or shape.head_size > 128
+    launches = [(tall, None), (short, None if plain else _FILLING_TILE)]
+    first, second = reversed(launches) if few else launches
+    urgent.wait_stream(main)
+    with torch.cuda.stream(urgent):
+        _launch_rows(call, shape, num, *first)
+    _launch_rows(call, shape, num, *second)
+    main.wait_stream(urgent)
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _urgent_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _launch_rows(
-    call: _Call, shape: CacheShape, num: Numbers, rows: tuple[int, int, int], tile: Tile | None
+    call: _Call, shape: CacheShape, num: Numbers, rows: _Rows, tile: Tile | None
 ) -> None:
-    min_rows, max_rows, height = rows
     q, num_seqs = call.q, call.seq_lens.shape[0]
     group = q.shape[1] // shape.num_kv_heads
     head_pad = triton.next_power_of_2(shape.head_size)
-    tile = tile or choose_tile(q.dtype, call.k_cache.dtype, head_pad, height)
-    one_tile = 0 < max_rows <= tile.block_m
+    tile = tile or choose_tile(q.dtype, call.k_cache.dtype, head_pad, rows.height, rows.max_keys)
+    one_tile = 0 < rows.most <= tile.block_m
     num_tiles = num_seqs + (0 if one_tile else q.shape[0] * group // tile.block_m)
     strides = kv_strides(call.k_cache, call.v_cache, call.layout)._asdict()
     opt = Options(
@@ -211,10 +227,12 @@ def _launch_rows(
         head=shape.head_size,
         head_pad=head_pad,
         pack=strides.pop("x"),
+        packed_slot=strides["k_slot"] if call.layout == "packed" else 0,
+        vector=token_run(call.v_cache, call.layout),
         block_size=shape.block_size,
         seqs_pad=triton.next_power_of_2(num_seqs),
-        min_rows=min_rows,
-        max_rows=max_rows,
+        min_rows=rows.fewest,
+        max_rows=rows.most,
         one_tile=one_tile,
         block_m=tile.block_m,
         block_n=tile.block_n,

@@ -196,6 +196,24 @@ def test_int64_tables(paged, path):
     assert torch.equal(run(case, path), plain)
 
 
+def test_a_workspace_serves_calls_of_any_lengths(paged, assert_close, device):
+    workspace = decode.decode_workspace(3, 4, 2, 64, device)
+    for lengths in ([150, 3, 41], [5, 120]):
+        case = paged(14, lengths)
+        for tensor in workspace:
+            tensor.fill_(float("nan"))
+        out = run(case, "auto", workspace=workspace)
+        assert_close(out, reference.paged_attention(*case.tensors))
+
+
+def test_a_workspace_that_does_not_fit_is_refused(paged, device):
+    case = paged(14, [20, 30, 40])
+    for sizes in ((2, 4, 2, 64), (3, 8, 2, 64), (3, 4, 2, 128)):
+        workspace = decode.decode_workspace(*sizes, device)
+        with pytest.raises(ValueError, match="the workspace holds"):
+            run(case, "auto", workspace=workspace)
+
+
 def test_article_follows_the_rule(paged, monkeypatch):
     case = paged(1, [20])
     taken = []
@@ -296,6 +314,28 @@ def test_blocks_beyond_2_31_elements(paged, path):
         setattr(case, name, moved)
     case.block_table[0, :3] = torch.arange(far, far + 3)
     assert torch.equal(run(case, path), near)
+
+
+@pytest.mark.gpu
+def test_many_long_sequences(paged, assert_close):
+    """They are taken by another tile."""
+    case = paged(24, [9000, 8192, 1] + [100] * 30, num_heads=8, head_size=128, dtype=torch.bfloat16)
+    check(case, "auto", assert_close)
+    check(case, "auto", assert_close, sliding_window=5000)
+
+
+@pytest.mark.gpu
+def test_a_graph_allocates_nothing(paged, assert_close, device):
+    case = paged(25, [900, 40, 2100], num_heads=32, num_kv_heads=8, head_size=128)
+    workspace = decode.decode_workspace(3, 32, 8, 128, device)
+    out = torch.empty_like(case.q)
+    options = {"max_seq_len": 2100, "out": out, "workspace": workspace}
+    decode.paged_decode(*case.tensors, **options)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    decode.paged_decode(*case.tensors, **options)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert_close(out, reference.paged_attention(*case.tensors))
 
 
 @pytest.mark.gpu

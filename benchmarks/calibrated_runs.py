@@ -1,0 +1,276 @@
+"""Runs of the real executor, three of each, beside their simulation with a calibrated profile.
+
+    simserve calibrate --out profile.json
+    python benchmarks/calibrated_runs.py --profile profile.json
+    python benchmarks/calibrated_runs.py --profile profile.json --again FILE.json   # needs no GPU
+
+Loads are shares of a workload's capacity: the request rate at which the profile says that it is
+served if all of it is there at once. `--again` simulates anew what FILE holds real runs of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from simserve import api
+from simserve.config.build_real import open_machine
+from simserve.config.environment import collect
+from simserve.config.loader import LoadedConfig, load_config
+from simserve.cost.profile_file import load_profile
+from simserve.metrics.arrow import column
+from simserve.metrics.result import RunResult
+from simserve.report.markdown import markdown_table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "calibrated_runs_h200.json"
+REPEATS = 3
+BURST = 1000
+"""Requests at once that tell the capacity: so many that the last ones' decodes do not matter."""
+LEAST_LIMIT = 0.03
+METRICS = [f"p{p}_{name}_ms" for name in ("ttft", "itl", "e2el") for p in (50, 95, 99)]
+KEYS = [*METRICS, "output_throughput", "duration", "num_steps", "num_preemptions", "completed"]
+JUDGED = [*METRICS, "output_throughput"]
+STEP_COLUMNS = ("num_scheduled", "num_tokens", "num_decode_tokens", "duration_s")
+AT_ONCE = {"kind": "immediate"}
+
+Report = dict[str, Any]
+
+
+def lognormal(mean: int, sigma: float, most: int) -> dict[str, object]:
+    return {"kind": "lognormal", "mean": mean, "sigma": sigma, "min": 1, "max": most}
+
+
+SHORT = {"prompt_len": lognormal(200, 0.6, 1024), "output_len": lognormal(60, 0.6, 256)}
+CHAT = {"prompt_len": lognormal(700, 1.0, 4096), "output_len": lognormal(120, 0.8, 512)}
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "short prompts, 30 %": {"load": 0.3, "synthetic": SHORT},
+    "chat, 70 %": {"load": 0.7, "synthetic": CHAT},
+    "chat, 110 %": {"load": 1.1, "synthetic": CHAT},
+    "long beside short, threshold 512, 90 %": {
+        "load": 0.9,
+        "scheduler": {"long_prefill_token_threshold": 512},
+        "synthetic": {
+            "output_len": lognormal(60, 0.6, 256),
+            "classes": [
+                {"name": "short", "weight": 9, "prompt_len": lognormal(200, 0.6, 1024)},
+                {"name": "long", "weight": 1, "prompt_len": lognormal(5000, 0.3, 8192)},
+            ],
+        },
+    },
+    "conversations, 50 %": {
+        "load": 0.5,
+        "synthetic": {
+            "prompt_len": lognormal(250, 0.7, 1024),
+            "output_len": lognormal(80, 0.6, 256),
+            "shared_prefix": {"num_groups": 4, "prefix_len": {"kind": "constant", "value": 512}},
+            "sessions": {
+                "num_sessions": 40,
+                "turns": {"kind": "constant", "value": 4},
+                "think_time_s": 0.3,
+            },
+        },
+    },
+}
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.again:
+        report = json.loads(arguments.again.read_text())
+        for found in report["runs"].values():
+            found["rows"] = rows(found["real"], simulated(found, arguments))
+    else:
+        report = measure(arguments)
+    write(report, arguments)
+    print("\n".join(table(report)))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--profile", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--model", default="llama-3.1-8b", help="preset, or a config.json")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
+    parser.add_argument("--run-s", type=float, default=5.0, help="length of each run")
+    parser.add_argument("--time-limit", type=float, default=1e9, help="seconds; ends early then")
+    parser.add_argument("--steps", type=Path, metavar="FILE.npz", help="all real steps")
+    parser.add_argument("--again", type=Path, metavar="FILE.json", help="simulate these anew")
+    parser.add_argument("-o", dest="override", action="append", default=[], metavar="KEY=VALUE")
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Repeats take turns, so that what drifts is part of the spread; kept after every run."""
+    began = perf_counter()
+    report: Report = {
+        "command": ["python", "benchmarks/calibrated_runs.py", "--profile", arguments.profile.name],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": collect(),
+        "profile": {
+            "name": load_profile(path=arguments.profile).name,
+            "measured_on": load_profile(path=arguments.profile).measured_on,
+        },
+        "runs": {},
+    }
+    machine = open_machine(load(arguments, {"synthetic": {}}, {}))
+    print(f"ready after {perf_counter() - began:.0f} s", file=sys.stderr)
+    steps: dict[str, Any] = {}
+    longest_s = 0.0
+    try:
+        for repeat in range(REPEATS):
+            for name, spec in WORKLOADS.items():
+                start = perf_counter()
+                if start - began + longest_s > arguments.time_limit:
+                    return report
+                found = report["runs"].setdefault(name, {})
+                if not found:
+                    found |= plan(spec, arguments, machine.num_gpu_blocks)
+                loaded = load(arguments, found["workload"], found["scheduler"])
+                result = api.run(loaded, machine=machine)
+                found["real"].append(kept(result))
+                found["rows"] = rows(found["real"], found["simulated"])
+                keep_steps(steps, f"{name} {repeat}", result)
+                write(report, arguments, steps)
+                longest_s = max(longest_s, perf_counter() - start)
+                print(f"{name}: {perf_counter() - start:.1f} s", file=sys.stderr)
+    finally:
+        machine.close()
+    return report
+
+
+def plan(spec: Mapping[str, Any], arguments: argparse.Namespace, num_gpu_blocks: int) -> Report:
+    """The workload at its load, as long as a run may be, and its simulation."""
+    synthetic, scheduler = dict(spec["synthetic"]), spec.get("scheduler", {})
+    sessions = synthetic.get("sessions")
+    found: Report = {"load": spec["load"], "scheduler": scheduler, "num_gpu_blocks": num_gpu_blocks}
+    burst = {**synthetic, "arrival": AT_ONCE}
+    if sessions:
+        burst["sessions"] = {**sessions, "num_sessions": BURST // 4, "think_time_s": 0.0}
+    else:
+        burst["num_requests"] = BURST
+    capacity = simulated({**found, "workload": {"synthetic": burst}}, arguments)
+    rate = spec["load"] * capacity["request_throughput"]
+    if sessions:
+        rate /= sessions["turns"]["value"]
+        number = max(4, round(rate * arguments.run_s))
+        synthetic["sessions"] = {**sessions, "num_sessions": number}
+    else:
+        synthetic["num_requests"] = max(10, round(rate * arguments.run_s))
+    synthetic["arrival"] = {"kind": "poisson", "rate": float(f"{rate:.4g}")}
+    found |= {"workload": {"synthetic": synthetic}, "real": []}
+    found["simulated"] = simulated(found, arguments)
+    return found
+
+
+def load(
+    arguments: argparse.Namespace, workload: Mapping[str, Any], scheduler: Mapping[str, Any]
+) -> LoadedConfig:
+    model = arguments.model
+    cost = {"kind": "profile", "path": str(arguments.profile.resolve())}
+    config = {
+        "model": {"config": model} if model.endswith(".json") else model,
+        "gpu": load_profile(path=arguments.profile).gpu,
+        "workload": dict(workload),
+        "executor": {"kind": "real", "device": arguments.device, "shadow": {"cost": cost}},
+        "scheduler": {"max_num_seqs": 256, "max_num_batched_tokens": 2048, **scheduler},
+        "metrics": {"percentiles": [50, 95, 99]},
+    }
+    return load_config(config, arguments.override)
+
+
+def simulated(found: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The summary of the same configuration on the profile."""
+    from simserve.fidelity.real_gpu import simulated_twin
+
+    loaded = load(arguments, found["workload"], found["scheduler"])
+    return kept(api.run(simulated_twin(loaded, {"num_gpu_blocks": found["num_gpu_blocks"]})))
+
+
+def kept(result: RunResult) -> dict[str, Any]:
+    """What is compared, and of a real run how far the profile is off on its very steps."""
+    summary = {key: result.summary_dict.get(key) for key in [*KEYS, "request_throughput"]}
+    steps = result.steps_table
+    if "parts.shadow_s" in steps.column_names:
+        some = column(steps, "num_tokens") > 0
+        measured, priced = (column(steps, n)[some] for n in ("duration_s", "parts.shadow_s"))
+        summary["step_mape"] = float(np.mean(np.abs(priced / measured - 1.0)))
+        summary["step_bias"] = float(priced.sum() / measured.sum() - 1.0)
+    return summary
+
+
+def rows(real: list[dict[str, Any]], simulation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Spread is half the range over the mean."""
+    found = []
+    for key in JUDGED:
+        values = np.array([run[key] for run in real], dtype=float)
+        spread = float((values.max() - values.min()) / 2 / values.mean())
+        error = float(simulation[key] / values.mean() - 1.0)
+        found.append(
+            {
+                "key": key,
+                "real": float(values.mean()),
+                "spread": spread,
+                "simulated": simulation[key],
+                "error": error,
+                "within": abs(error) <= max(LEAST_LIMIT, spread),
+            }
+        )
+    return found
+
+
+def table(report: Report) -> Iterable[str]:
+    """A row a workload: error, and in brackets the real runs' own spread."""
+    names = {
+        f"p{p}_{name}_ms": f"{name.upper()} p{p}" for name in ("ttft", "itl") for p in (50, 95, 99)
+    }
+    names |= {"p50_e2el_ms": "E2EL p50", "output_throughput": "throughput"}
+    cells = [["workload", "runs", *names.values(), "all steps"]]
+    for workload, found in report["runs"].items():
+        by_key = {row["key"]: row for row in found["rows"]}
+        biases = [run["step_bias"] for run in found["real"]]
+        cells.append(
+            [
+                workload,
+                str(len(found["real"])),
+                *(judged(by_key[key]) for key in names),
+                percent(float(np.mean(biases))),
+            ]
+        )
+    return markdown_table(cells)
+
+
+def judged(row: Mapping[str, Any]) -> str:
+    text = f"{percent(row['error'])} ({100 * row['spread']:.1f})"
+    return text if row["within"] else f"**{text}**"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:+.1f} %".replace("-", "−")
+
+
+def keep_steps(steps: dict[str, Any], name: str, result: RunResult) -> None:
+    table = result.steps_table
+    parts = [n for n in table.column_names if n.startswith("parts.")]
+    steps |= {f"{name}/{n}": column(table, n) for n in (*STEP_COLUMNS, *parts)}
+
+
+def write(report: Report, arguments: argparse.Namespace, steps: Mapping[str, Any] = {}) -> None:
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    if arguments.steps and steps:
+        np.savez_compressed(arguments.steps, **steps)
+
+
+if __name__ == "__main__":
+    main()
