@@ -1,0 +1,1 @@
+"""The real executor: the plan's model, KV cache and batch in torch, on a GPU or a CPU."""

@@ -1,0 +1,1 @@
+"""Measures kernels and whole steps: the code behind `simserve bench`."""

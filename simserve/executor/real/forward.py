@@ -1,0 +1,72 @@
+"""One forward pass and the choice of the next tokens, from inputs that lie on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from simserve.executor.real.attention import BatchOnDevice, PagedAttention
+from simserve.executor.real.marks import LayerMarks
+from simserve.executor.real.model import Decoder
+from simserve.executor.real.request_rows import RequestRows
+
+__all__ = ["Forward", "TokenInputs"]
+
+
+class TokenInputs(NamedTuple):
+    """Where the new tokens of a batch stand, and which of them have logits; all int64."""
+
+    rows: torch.Tensor
+    """Row of each token's request, `[T]`."""
+    positions: torch.Tensor
+    """Position in its request, `[T]`."""
+    logit_rows: torch.Tensor | None
+    """Tokens whose logits are wanted, `[L]`; None: all."""
+    logit_request_rows: torch.Tensor
+    """Row of their requests, `[L]`."""
+    logit_ends: torch.Tensor
+    """Position of the token that each predicts, `[L]`."""
+
+
+class Forward:
+    """Reads token ids from the rows on the device, and writes the chosen ones back there.
+
+    Nothing waits for the device, so that both halves may be captured in a CUDA graph.
+
+    Args:
+        decoder: the model.
+        attention: over its KV cache.
+        rows: ids and block tables of the running requests.
+        keeps_tokens: whether the chosen ids are what the requests go on with; else they are
+            computed and dropped.
+    """
+
+    def __init__(
+        self, decoder: Decoder, attention: PagedAttention, rows: RequestRows, keeps_tokens: bool
+    ) -> None:
+        self.decoder = decoder
+        self.attention = attention
+        self.rows = rows
+        self._keeps_tokens = keeps_tokens
+
+    def logits(
+        self, inputs: TokenInputs, batch: BatchOnDevice, marks: LayerMarks | None
+    ) -> torch.Tensor:
+        """Return `[L, vocab_size]`; new keys and values are in the cache afterwards."""
+        self.attention.batch, self.attention.marks = batch, marks
+        token_ids = self.rows.ids[inputs.rows, inputs.positions]
+        hidden = self.decoder.hidden(token_ids, inputs.positions, self.attention, inputs.logit_rows)
+        if marks is not None:
+            marks.take()
+        logits = self.decoder.head(hidden)
+        if marks is not None:
+            marks.take()
+        return logits
+
+    def sample(self, inputs: TokenInputs, logits: torch.Tensor) -> None:
+        """Choose the likeliest token of each row of logits."""
+        chosen = logits.argmax(dim=-1)
+        if self._keeps_tokens:
+            place = (inputs.logit_request_rows, inputs.logit_ends)
+            self.rows.ids.index_put_(place, chosen.to(self.rows.ids.dtype))

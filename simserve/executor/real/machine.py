@@ -1,0 +1,199 @@
+"""A model on a device, ready to run plans: weights, KV cache, rows, graphs, all warmed up."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from simserve.errors import ConfigError, Problem
+from simserve.executor.real.attention import AttentionPath, PagedAttention, WithoutRope
+from simserve.executor.real.decoder_shape import DecoderShape
+from simserve.executor.real.forward import Forward
+from simserve.executor.real.graphs import DecodeGraphs, graph_sizes
+from simserve.executor.real.kernels import Kernels, reference_kernels, triton_kernels
+from simserve.executor.real.kv_cache import allocate_caches, bytes_per_block, kv_dtype
+from simserve.executor.real.memory import blocks_that_fit, measure
+from simserve.executor.real.model import Decoder
+from simserve.executor.real.request_rows import RequestRows
+from simserve.executor.real.runner import ModelRunner
+from simserve.executor.real.staging import Staging
+from simserve.executor.real.warm_up import largest_batch, warm_up_batches
+from simserve.executor.real.weights import load_decoder, torch_dtype
+from simserve.types import ModelShape
+
+__all__ = ["Machine", "MachineOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """What a machine is made for."""
+
+    device: Literal["cuda", "cpu"]
+    path: AttentionPath
+    replays: bool
+    """Requests go on with the tokens that the trace dictates, not with those chosen."""
+    dtype: str
+    """Of weights and activations: bfloat16, float16, float32; on a CPU float64 too."""
+    kv_dtype: str
+    block_size: int
+    num_gpu_blocks: int | None
+    """The null block included; None: what fits."""
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    weights: str | Path = "random"
+    seed: int = 0
+    breakdown: bool = False
+
+
+class Machine:
+    """Loads the model, sizes and allocates its KV cache, and compiles and captures beforehand.
+
+    Raises:
+        ConfigError: there is no such device, or a dtype that it does not compute in.
+        CapacityError: weights or KV cache do not fit.
+    """
+
+    def __init__(
+        self, shape: DecoderShape, options: MachineOptions, kernels: Kernels | None = None
+    ) -> None:
+        self._options = options
+        self.path = options.path
+        self.replays = options.replays
+        self.vocab_size = shape.model.vocab_size
+        self._device = device = _device(options.device)
+        dtype = torch_dtype(options.dtype)
+        self._kv_dtype = kv_dtype(options.kv_dtype, dtype)
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            _check_kernels(shape.model, options.block_size)
+            torch.cuda.reset_peak_memory_stats(device)
+        decoder = load_decoder(
+            shape,
+            weights=options.weights,
+            seed=options.seed,
+            dtype=dtype,
+            device=device,
+            max_position=options.max_model_len + options.path.decode_threshold,
+        )
+        self.rows = RequestRows(
+            options.max_num_seqs, options.max_model_len, options.block_size, Staging(device)
+        )
+        self._kernels = kernels or (triton_kernels() if on_gpu else reference_kernels())
+        if self._kernels.rope_kv_write is not None:
+            decoder.ops = WithoutRope(decoder.ops)
+        self.decoder = decoder
+        self.num_gpu_blocks = self._num_blocks(decoder)
+        self.forward = step = self._step(decoder, self.num_gpu_blocks)
+        self.caches = step.attention.caches
+        """K and V of each layer."""
+        self.runner = self._warm_runner(step)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is worth noting of a run on it. Memory is as it is now, and at its peak so far."""
+        options, path = self._options, self.path
+        facts: dict[str, Any] = {
+            "device": options.device,
+            "attention": path.attention,
+            "kv_layout": path.kv_layout,
+            "mixed": path.mixed,
+            "decode_threshold": path.decode_threshold,
+            "require_uniform": path.require_uniform,
+            "dtype": options.dtype,
+            "kv_dtype": str(self._kv_dtype).removeprefix("torch."),
+            "num_gpu_blocks": self.num_gpu_blocks,
+            "torch": torch.__version__,
+        }
+        if self._device.type == "cuda":
+            import triton
+
+            free, total = torch.cuda.mem_get_info(self._device)
+            facts |= {
+                "device_name": torch.cuda.get_device_name(self._device),
+                "triton": triton.__version__,
+                "cuda": torch.version.cuda,
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+                "gpu_used_bytes": total - free,
+                "gpu_memory_bytes": total,
+            }
+        return facts
+
+    def _num_blocks(self, decoder: Decoder) -> int:
+        """The pool's size: as given, or what is left when a step of the largest size has run."""
+        options = self._options
+        if options.num_gpu_blocks is not None:
+            return options.num_gpu_blocks
+        if self._device.type != "cuda":
+            message = "must be given with executor.device cpu: there is no GPU memory to divide"
+            raise ConfigError([Problem(path="kv_cache.num_gpu_blocks", message=message)])
+        with self.rows.in_block_0():
+            runner = ModelRunner(self._step(decoder, num_blocks=1), None, breakdown=False)
+            limits = (options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len)
+            runner.run(largest_batch(*limits))
+        model = decoder.shape.model
+        block_bytes = bytes_per_block(model, options.block_size, self._kv_dtype)
+        use = measure(self._device)
+        return blocks_that_fit(use, block_bytes, options.gpu_memory_utilization)
+
+    def _step(self, decoder: Decoder, num_blocks: int) -> Forward:
+        options, model = self._options, decoder.shape.model
+        caches = allocate_caches(
+            model, num_blocks, options.block_size, self.path.kv_layout, self._kv_dtype, self._device
+        )
+        table = decoder.table if self._kernels.rope_kv_write is not None else None
+        attention = PagedAttention(caches, self.path, self._kernels, model.sliding_window, table)
+        return Forward(decoder, attention, self.rows, keeps_tokens=not self.replays)
+
+    def _warm_runner(self, step: Forward) -> ModelRunner:
+        options = self._options
+        if self._device.type != "cuda":
+            return ModelRunner(step, None, options.breakdown)
+        graphs = DecodeGraphs(step, graph_sizes(options.max_num_seqs), options.breakdown)
+        runner = ModelRunner(step, graphs, options.breakdown)
+        with self.rows.in_block_0():
+            for batch in warm_up_batches(
+                options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len
+            ):
+                runner.run(batch)
+        graphs.warm_up(self.path.decode_threshold)
+        return runner
+
+    def close(self) -> None:
+        """Give the device's memory back; nothing can be run afterwards."""
+        del self.runner, self.forward, self.caches, self.decoder, self.rows
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        message = (
+            "torch sees no CUDA GPU here; run on a machine with one and a torch built for CUDA, or "
+            "set it to cpu (slow references, for small models)"
+        )
+        raise ConfigError([Problem(path="executor.device", message=message)])
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def _check_kernels(model: ModelShape, block_size: int) -> None:
+    """Refuse what the Triton kernels are not written for."""
+    from simserve_kernels.checks import BLOCK_SIZES, HEAD_SIZES
+
+    problems = []
+    if model.head_dim not in HEAD_SIZES:
+        sizes = ", ".join(map(str, HEAD_SIZES))
+        message = f"{model.name} has heads of {model.head_dim}; the GPU kernels know {sizes}"
+        problems.append(Problem(path="model", message=message))
+    if block_size not in BLOCK_SIZES:
+        message = f"the GPU kernels know {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}, not {block_size}"
+        problems.append(Problem(path="kv_cache.block_size", message=message))
+    if problems:
+        raise ConfigError(problems)

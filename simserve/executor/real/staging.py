@@ -1,0 +1,50 @@
+"""Sends arrays to the device without waiting for the copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+__all__ = ["Staging"]
+
+_FIRST_SIZE = 1 << 16
+
+
+class Staging:
+    """A piece of pinned memory that the copies of one step start from, one behind the other.
+
+    Allocating pinned memory takes longer than most copies. What was sent must have arrived when
+    `restart` is called, as it has when a step is over. Without a GPU nothing is copied.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._is_cuda = device.type == "cuda"
+        self._memory = torch.empty(0, dtype=torch.int64)
+        self._used = 0
+
+    def restart(self) -> None:
+        """Begin a step."""
+        self._used = 0
+
+    def send(self, *arrays: ArrayLike) -> tuple[torch.Tensor, ...]:
+        """Send whole numbers in one copy; int64 tensors, one an array."""
+        flat = [np.asarray(array, dtype=np.int64) for array in arrays]
+        sizes = [len(one) for one in flat]
+        if not self._is_cuda:
+            return tuple(torch.from_numpy(np.concatenate(flat)).split(sizes))
+        pinned = self._take(sum(sizes))
+        np.concatenate(flat, out=pinned.numpy())
+        return tuple(pinned.to(self.device, non_blocking=True).split(sizes))
+
+    def _take(self, size: int) -> torch.Tensor:
+        """The next piece; more memory is allocated if it is used up (what was sent keeps its)."""
+        end = self._used + size
+        if end > len(self._memory):
+            capacity = max(_FIRST_SIZE, 2 * len(self._memory), 2 * size)
+            self._memory = torch.empty(capacity, dtype=torch.int64).pin_memory()
+            self._used, end = 0, size
+        piece: torch.Tensor = self._memory[self._used : end]
+        self._used = end
+        return piece
