@@ -1,0 +1,166 @@
+"""`simserve sweep`: many runs of one configuration, and one table of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from simserve.cli.options import OverrideOption, QuietOption
+
+if TYPE_CHECKING:
+    from simserve.config.sweep_loader import Point
+    from simserve.sweep.runner import SweepResult
+
+__all__ = ["sweep"]
+
+SweepArgument = Annotated[
+    str, typer.Argument(metavar="SWEEP.yaml", help="A configuration with a `sweep` section.")
+]
+OutOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Sweep directory, new or empty. Default: runs/<name of SWEEP>, with -2, -3, … if "
+        "that exists; with --resume the last of these.",
+    ),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Points at a time. Default: as many as CPUs; on a real GPU one after another."
+    ),
+]
+BackendOption = Annotated[
+    Literal["process", "ray"],
+    typer.Option(help="Where points run: processes of this machine, or a Ray cluster."),
+]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Of a running cluster: auto, HOST:PORT or ray://HOST:PORT. Default: a Ray of its "
+        "own on this machine.",
+    ),
+]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Run only points that are not done yet; failed ones again."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="List the points; run and write nothing.")
+]
+RealGpuOption = Annotated[
+    bool,
+    typer.Option(
+        "--real-gpu",
+        help="Run each point on this GPU, one after another: -o executor.kind=real "
+        "-o executor.device=cuda.",
+    ),
+]
+_MAX_ROWS = 40
+
+
+def sweep(
+    config: SweepArgument,
+    override: OverrideOption = None,
+    out: OutOption = None,
+    jobs: JobsOption = None,
+    backend: BackendOption = "process",
+    ray_address: RayAddressOption = None,
+    resume: ResumeOption = False,
+    dry_run: DryRunOption = False,
+    real_gpu: RealGpuOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run a configuration with other values of some keys, and write a sweep directory.
+
+    The `sweep` section says which keys vary and how their values combine: docs/sweeps.md. Each
+    point is a run directory, made in a process of its own. All points have the same seeds, and so
+    the same workload unless that is what varies.
+
+    Exit status: 0 all points done, 1 some failed (NAME.failure.json says why), 2 wrong
+    configuration, 130 interrupted (--resume goes on from there).
+    """
+    from simserve.cli.sweep_progress import SweepProgress
+    from simserve.config.sweep_loader import load_points, load_sweep
+
+    if ray_address is not None and backend != "ray":
+        raise typer.BadParameter("goes with --backend ray", param_hint="--ray-address")
+    real = ["executor.kind=real", "executor.device=cuda"] if real_gpu else []
+    loaded = load_sweep(config, [*real, *(override or [])])
+    points = load_points(loaded)
+    if dry_run:
+        _print_points(points)
+        return
+    directory = _directory(config, out, resume)
+    from simserve.sweep.runner import run_sweep
+
+    with SweepProgress(len(points), enabled=not quiet) as progress:
+        try:
+            result = run_sweep(
+                loaded,
+                out=directory,
+                jobs=jobs,
+                backend=backend,
+                ray_address=ray_address,
+                resume=resume,
+                listener=progress,
+            )
+        except KeyboardInterrupt:
+            done = f"interrupted: {progress.num_done} of {len(points)} points are done"
+            typer.echo(f"{done}; --resume --out {directory} runs the others", err=True)
+            raise typer.Exit(130) from None
+    if not quiet:
+        _print_result(result, loaded.keys)
+    if result.num_failed:
+        typer.echo(f"{result.num_failed} of {len(points)} points failed", err=True)
+        raise typer.Exit(1)
+
+
+def _directory(config: str, out: str | None, resume: bool) -> Path:
+    from simserve.cli.run import free_directory
+
+    if not resume:
+        return free_directory(config, out)
+    if out is not None:
+        return Path(out)
+    last = first = Path("runs") / Path(config).stem
+    number = 2
+    while (later := first.with_name(f"{first.name}-{number}")).exists():
+        last, number = later, number + 1
+    return last
+
+
+def _print_points(points: list[Point]) -> None:
+    for point in points:
+        typer.echo(point.name if point.error is None else f"{point.name}: fails: {point.error}")
+    num_failing = sum(point.error is not None for point in points)
+    failing = f", {num_failing} of which cannot run" if num_failing else ""
+    typer.echo(f"{len(points)} points{failing}")
+
+
+def _print_result(result: SweepResult, keys: list[str]) -> None:
+    """A row a point: scenario and swept values, then latencies."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from simserve.cli.sweep_progress import SHOWN, shown_cells
+    from simserve.config.sweep_cells import short_names
+
+    console = Console()
+    table = Table()
+    swept = [*(["scenario"] if "scenario" in result.rows[0] else []), *keys]
+    for name in short_names(swept).values():
+        table.add_column(name, overflow="fold")
+    for heading in SHOWN.values():
+        table.add_column(heading, justify="right")
+    for row in result.rows[:_MAX_ROWS]:
+        cells = ["failed"] if row["status"] == "failed" else shown_cells(row)
+        table.add_row(*("–" if row[key] is None else str(row[key]) for key in swept), *cells)
+    console.print(table)
+    if len(result.rows) > _MAX_ROWS:
+        console.print(f"and {len(result.rows) - _MAX_ROWS} more", highlight=False)
+    path = result.directory / "summary.csv"
+    console.print(f"summary: {path}", highlight=False, soft_wrap=True)

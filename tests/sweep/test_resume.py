@@ -1,0 +1,112 @@
+"""A sweep that is killed loses nothing that was done, and resumed comes to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from simserve.errors import RunDirectoryError
+from simserve.sweep.runner import run_sweep
+
+Start = Callable[..., subprocess.Popen[str]]
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def begun(grid: Path, tmp_path: Path, start: Start) -> Iterator[subprocess.Popen[str]]:
+    """A sweep into `out`, of which one point is done and others are not."""
+    process = start("sweep", grid, "--out", tmp_path / "out", "--jobs", "1")
+    try:
+        wait_until(lambda: any((tmp_path / "out").glob("*=*")) or process.poll() is not None)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of its workers, and of their points."""
+    found, parents = [], [process.pid]
+    while parents:
+        tasks = Path(f"/proc/{parents.pop()}/task").glob("*/children")
+        ids = [int(word) for task in tasks for word in task.read_text().split()]
+        found += ids
+        parents += ids
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
+    except OSError:
+        return False
+    return not state.startswith("Z")
+
+
+def test_killed_and_resumed(
+    grid: Path,
+    finished: Path,
+    begun: subprocess.Popen[str],
+    tmp_path: Path,
+    same_bytes: Callable[[Path, Path], None],
+) -> None:
+    out = tmp_path / "out"
+    workers = children(begun)
+    assert workers
+    os.kill(begun.pid, signal.SIGKILL)
+    begun.wait()
+    done = {path.name: path.stat().st_ino for path in out.glob("*=*")}
+    assert 1 <= len(done) < 4
+    assert not (out / "summary.csv").exists()
+    wait_until(lambda: not any(is_running(pid) for pid in workers))
+
+    run_sweep(grid, out=out, resume=True)
+    same_bytes(finished, out)
+    assert {name: (out / name).stat().st_ino for name in done} == done  # not run again
+
+
+def test_ctrl_c(
+    grid: Path,
+    finished: Path,
+    begun: subprocess.Popen[str],
+    tmp_path: Path,
+    same_bytes: Callable[[Path, Path], None],
+) -> None:
+    out = tmp_path / "out"
+    workers = children(begun)
+    os.kill(begun.pid, signal.SIGINT)
+    _, errors = begun.communicate(timeout=PATIENCE_S)
+    assert begun.returncode == 130
+    assert not any(is_running(pid) for pid in workers)
+    num_done = len(list(out.glob("*=*")))
+    assert f"interrupted: {num_done} of 4 points are done; --resume --out {out}" in errors
+    assert "Traceback" not in errors
+    assert not (out / ".partial").exists()
+
+    run_sweep(grid, out=out, resume=True)
+    same_bytes(finished, out)
+
+
+@pytest.mark.usefixtures("begun")
+def test_nobody_else_writes_there(grid: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="another sweep is writing there"):
+        run_sweep(grid, out=tmp_path / "out", resume=True)
+
+
+def test_what_is_finished_is_not_run_again(grid: Path, finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.glob("*=*")}
+    assert run_sweep(grid, out=finished, resume=True).num_failed == 0
+    assert {path: path.stat().st_mtime_ns for path in finished.glob("*=*")} == before
