@@ -9,13 +9,23 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "Look", "dress", "legend_above", "log_ticks", "looks", "png", "styled"]
+__all__ = [
+    "COLOURS",
+    "Look",
+    "dress",
+    "legend_above",
+    "legend_below_title",
+    "log_ticks",
+    "looks",
+    "png",
+    "styled",
+]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette (2008), without its yellow, which is too faint on white."""
@@ -78,16 +88,21 @@ def legend_above(axes: Axes) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=min(columns, 3))
 
 
-def log_ticks(axes: Axes, sparse: bool) -> None:
-    """A logarithmic x axis with plain numbers at 1, 2 and 5 of every decade (sparse: at 1)."""
+def legend_below_title(axes: Axes) -> None:
+    """The legend on a line of its own between title and axes, for long names of few curves."""
+    axes.set_title(axes.get_title(loc="left"), pad=24.0)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 0.99), ncols=3, borderaxespad=0.2)
+
+
+def log_ticks(axes: Axes, which: Literal["x", "y"], sparse: bool) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5 of every decade (sparse: at 1)."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(
-        LogLocator(subs=(1.0,) if sparse else (1.0, 2.0, 5.0), numticks=30)
-    )
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0,) if sparse else (1.0, 2.0, 5.0), numticks=30))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
 
 
 def dress(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.errors import TraceError
+from simserve.report.curves import is_wide
+from simserve.report.style import COLOURS, log_ticks, png, styled
 from simserve.workload.stats import TraceColumns
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_trace"]
 
-_PROMPT, _OUTPUT, _HIT = "#1f77b4", "#d95f02", "#1b9e77"
+_PROMPT, _OUTPUT, _HIT = COLOURS[:3]
 
 
 def plot_trace(columns: TraceColumns, path: Path, title: str = "") -> None:
@@ -29,20 +30,18 @@ def plot_trace(columns: TraceColumns, path: Path, title: str = "") -> None:
     from matplotlib.figure import Figure
 
     stats = columns.stats()
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    axes = figure.subplots(2, 2)
-    _draw_histogram(axes[0, 0], columns)
-    _draw_cdf(axes[0, 1], columns)
-    _draw_arrivals(axes[1, 0], columns, stats.rate_rps)
-    _draw_tokens(axes[1, 1], columns, stats.prefix_hit_share)
-    for axis in axes.flat:
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{title}  ·  {stats.num_requests:,} requests over {stats.span_s:,.1f} s")
-    picture = BytesIO()
-    figure.savefig(picture, dpi=120, format="png", metadata={"Software": None})
+    with styled():
+        figure = Figure(figsize=(13, 8), dpi=100, layout="constrained")
+        axes = figure.subplots(2, 2)
+        _draw_histogram(axes[0, 0], columns)
+        _draw_cdf(axes[0, 1], columns)
+        _draw_arrivals(axes[1, 0], columns, stats.rate_rps)
+        _draw_tokens(axes[1, 1], columns, stats.prefix_hit_share)
+        headline = f"{title}: {stats.num_requests:,} requests over {stats.span_s:,.1f} s"
+        figure.suptitle(headline, x=0.01, ha="left", fontsize=15)
+        picture = png(figure)
     try:
-        path.write_bytes(picture.getvalue())
+        path.write_bytes(picture)
     except OSError as error:
         raise TraceError(f"{path}: cannot write the picture: {error.strerror}") from error
 
@@ -53,22 +52,23 @@ def _draw_histogram(axis: Axes, columns: TraceColumns) -> None:
     lengths = (("prompt", columns.prompt_len, _PROMPT), ("output", columns.output_len, _OUTPUT))
     for label, values, colour in lengths:
         axis.hist(values, bins=edges.tolist(), alpha=0.6, color=colour, label=label)
-    axis.set(xscale="log", xlabel="length (tokens)", ylabel="requests", title="Lengths")
-    axis.legend(frameon=False)
+    log_ticks(axis, "x", sparse=longest > 500)
+    axis.set(xlabel="length (tokens)", ylabel="requests", title="Lengths")
+    axis.legend()
 
 
 def _draw_cdf(axis: Axes, columns: TraceColumns) -> None:
     lengths = (("prompt", columns.prompt_len, _PROMPT), ("output", columns.output_len, _OUTPUT))
     for label, values, colour in lengths:
         axis.ecdf(values, color=colour, label=label)
+    log_ticks(axis, "x", sparse=is_wide([columns.prompt_len, columns.output_len])[1])
     axis.set(
-        xscale="log",
         xlabel="length (tokens)",
         ylabel="share of requests",
         title="Lengths, cumulative",
         ylim=(0, 1.02),
     )
-    axis.legend(frameon=False, loc="best")
+    axis.legend(loc="best")
 
 
 def _draw_arrivals(axis: Axes, columns: TraceColumns, rate_rps: float | None) -> None:
@@ -79,7 +79,7 @@ def _draw_arrivals(axis: Axes, columns: TraceColumns, rate_rps: float | None) ->
     if rate_rps is not None:
         label = f"mean: {rate_rps:.3g}/s"
         axis.axhline(rate_rps, color="0.3", linestyle="--", linewidth=1, label=label)
-        axis.legend(frameon=False, loc="upper right")
+        axis.legend(loc="upper right")
     axis.set(ylabel="requests per second", title=f"Arrivals ({width_s:.3g} s bins)")
     _set_limits(axis, edges_s, float(rates.max()))
 
@@ -98,7 +98,7 @@ def _draw_tokens(axis: Axes, columns: TraceColumns, prefix_hit_share: float) -> 
         axis.stairs(rates, edges_s, fill=True, alpha=alpha, color=colour, label=label)
         highest = max(highest, float(rates.max()))
     axis.set(ylabel="prompt tokens per second", title="Prompt tokens and the prefix-hit bound")
-    axis.legend(frameon=False, loc="upper right")
+    axis.legend(loc="upper right")
     _set_limits(axis, edges_s, highest)
 
 

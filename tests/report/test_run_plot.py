@@ -14,7 +14,7 @@ from simserve.metrics.recorder import RunRecorder
 from simserve.metrics.result import RunResult
 from simserve.metrics.rundir import read_run
 from simserve.protocols import StepRecord
-from simserve.report import run_plot
+from simserve.report.curves import MAX_SLICES, envelope
 from simserve.report.run_plot import draw_run
 from simserve.types import Kind, Request, StepOutput, StepPlan, StepResult, StepRun, TraceRequest
 
@@ -136,7 +136,7 @@ def test_long_runs_are_thinned_to_their_range() -> None:
     start_s = np.arange(100_000) * 0.01
     values = np.zeros(100_000)
     values[[7, 50_000, 99_999]] = [5.0, -3.0, 8.0]
-    when, low, middle, high = run_plot._envelope(start_s, values)
-    assert len(when) <= run_plot.MAX_SLICES
+    when, low, middle, high = envelope(start_s, values)
+    assert len(when) <= MAX_SLICES
     assert (low.min(), high.max()) == (-3.0, 8.0)
     assert np.all((low <= middle) & (middle <= high))

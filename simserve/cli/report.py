@@ -1,0 +1,45 @@
+"""`simserve report`: one page to look at instead of files to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["report"]
+
+
+def report(
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN|SWEEP", help="A run directory, or that of a sweep.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F",
+            help="Where to write the page. Default: report.html in the directory.",
+            show_default=False,
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the figures as PNG files there as well."),
+    ] = None,
+) -> None:
+    """Make one HTML page that needs no network: charts, tables that sort, every setting.
+
+    Of a real run with its simulation (RUN/simulated) the page begins with both against each other.
+
+    Exit status: 0 done, 2 there is no such directory, or a file cannot be written.
+    """
+    from simserve.report.artefact import write_bytes, write_text
+    from simserve.report.contents import figures_of, page_of
+
+    path = out or directory / "report.html"
+    write_text(path, page_of(directory))
+    typer.echo(f"page: {path}")
+    if figures is not None:
+        for name, picture in figures_of(directory).items():
+            write_bytes(figures / name, picture)
+            typer.echo(f"figure: {figures / name}")

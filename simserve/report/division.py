@@ -1,0 +1,205 @@
+"""Where the time of a request went: its life on the clock, cut at the ends of steps into pieces.
+
+A piece ends with the step that it belongs to, so the pieces of a request follow one another without
+a gap from its arrival to its last token.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.metrics.arrow import column, items
+from simserve.metrics.result import RunResult
+from simserve.metrics.tables import token_times
+
+__all__ = ["Divider", "Division", "Floats", "Ints", "Part"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Part(IntEnum):
+    """What a request did, or waited for."""
+
+    ARRIVING = 0
+    """The engine was in a step, and took the request in at its end."""
+    QUEUED = 1
+    """In the queue, before its first admission."""
+    PREFILL = 2
+    """A step that computed a chunk of its prompt."""
+    HELD = 3
+    """Admitted, but without tokens in a step: others had the budget."""
+    PREEMPTED = 4
+    """Without its blocks, in the queue again."""
+    RECOMPUTED = 5
+    """A step that computed a chunk after a preemption: what that threw away, and what was left."""
+    DECODE = 6
+    """A step that yielded a token, as long as such a step takes without prompts in it."""
+    STALLED = 7
+    """What such a step took longer, because it also computed others' prompts."""
+
+
+class Division(NamedTuple):
+    """Pieces of one request's time in order; all of shape [pieces]."""
+
+    parts: Ints
+    start_s: Floats
+    end_s: Floats
+    step: Ints
+    """Row of the steps table; -1 before the first admission."""
+    num_tokens: Ints
+    """Tokens of its own that the step computed; 0 where it had none, -1 where not recorded."""
+
+    @property
+    def duration_s(self) -> Floats:
+        """End minus start."""
+        return self.end_s - self.start_s
+
+    def seconds(self, part: Part) -> float:
+        """All its time of one kind."""
+        return float(self.duration_s[self.parts == part].sum())
+
+    def at(self, places: NDArray[Any]) -> Division:
+        """Some of the pieces."""
+        return Division(
+            self.parts[places],
+            self.start_s[places],
+            self.end_s[places],
+            self.step[places],
+            self.num_tokens[places],
+        )
+
+    def merged(self) -> Division:
+        """Neighbours of one kind as one piece, but every chunk by itself."""
+        is_chunk = np.isin(self.parts, (Part.PREFILL, Part.RECOMPUTED))
+        heads = np.flatnonzero((np.diff(self.parts, prepend=-1) != 0) | is_chunk)
+        if not len(heads):
+            return self
+        return Division(
+            self.parts[heads],
+            self.start_s[heads],
+            self.end_s[np.append(heads[1:], len(self.parts)) - 1],
+            self.step[heads],
+            np.add.reduceat(self.num_tokens, heads),
+        )
+
+
+class Divider:
+    """Divides the requests of one run. Rows are those of the requests table."""
+
+    def __init__(self, result: RunResult) -> None:
+        requests, steps = result.requests_table, result.steps_table
+        self.times = token_times(requests, steps)
+        self.end_s: Floats = self.times.ends_s
+        self.step_prompt_tokens: Ints = column(steps, "num_prefill_tokens")
+        """Tokens of prompts in each step."""
+        self._step_preempted: Ints = column(steps, "num_preempted")
+        self._arrival_s, self._queued_s, self._scheduled_s, self._ended_s = (
+            column(requests, name)
+            for name in ("arrival_time_s", "queued_s", "scheduled_s", "ended_s")
+        )
+        self._num_preemptions: Ints = column(requests, "num_preemptions")
+        self.knows_chunks = "prefill_chunk_step" in requests.column_names
+        """Whether the run directory tells in which steps prompts were computed."""
+        if self.knows_chunks:
+            self.chunk_offsets, self.chunk_steps = items(requests, "prefill_chunk_step")
+            _, self.chunk_tokens = items(requests, "prefill_chunk_num_tokens")
+            # The other column goes by batch shape: drafts to verify count as prefill there.
+            self.step_prompt_tokens = np.bincount(
+                self.chunk_steps, weights=self.chunk_tokens, minlength=len(self.end_s)
+            ).astype(np.int64)
+
+    @cached_property
+    def plain_step_s(self) -> float:
+        """Median duration of the steps of this run that only decode; infinite without any."""
+        alone = self.step_prompt_tokens == 0
+        return float(np.median(self.times.step_gaps_s[alone])) if alone.any() else np.inf
+
+    def divide(self, row: int) -> Division:
+        """The pieces of one request, from its arrival to its last token (or its end so far)."""
+        known = np.array([self._arrival_s[row], self._queued_s[row], self._scheduled_s[row]])
+        if np.isnan(known[2]):  # never admitted
+            last = self.end_s[-1] if len(self.end_s) else known[1]
+            known[2] = last if np.isnan(self._ended_s[row]) else self._ended_s[row]
+        known = np.maximum.accumulate(known)
+        inside = self._in_engine(row)
+        whole = Division(
+            np.concatenate(([Part.ARRIVING, Part.QUEUED], inside.parts)),
+            np.concatenate((known[:2], inside.start_s)),
+            np.concatenate((known[1:], inside.end_s)),
+            np.concatenate(([-1, -1], inside.step)),
+            np.concatenate(([0, 0], inside.num_tokens)),
+        )
+        return whole.at(whole.duration_s > 0)
+
+    def _in_engine(self, row: int) -> Division:
+        """From the first admission on: one piece a step, two where a decode was stalled."""
+        tokens = self._own_tokens(row)
+        if not tokens:
+            nothing = np.zeros(0, dtype=np.int64)
+            return Division(nothing, np.zeros(0), np.zeros(0), nothing, nothing)
+        first, last = min(tokens), max(tokens)
+        steps = np.arange(first, last + 1)
+        num_tokens, parts = self._parts(row, tokens, steps)
+        ends = self.end_s[first : last + 1]
+        starts = np.concatenate(([min(self._scheduled_s[row], ends[0])], ends[:-1]))
+        plain_ends = starts + np.minimum(ends - starts, self._plain_s(parts, starts, ends, steps))
+        split = (parts == Part.DECODE) & (self.step_prompt_tokens[steps] > 0)
+        split &= plain_ends < ends
+        place = np.repeat(np.arange(len(steps)), np.where(split, 2, 1))
+        is_rest = np.diff(place, prepend=-1) == 0
+        is_cut = np.append(is_rest[1:], False)
+        return Division(
+            np.where(is_rest, Part.STALLED, parts[place]),
+            np.where(is_rest, plain_ends[place], starts[place]),
+            np.where(is_cut, plain_ends[place], ends[place]),
+            steps[place],
+            np.where(is_rest, 0, num_tokens[place]),
+        )
+
+    def _own_tokens(self, row: int) -> dict[int, tuple[Part, int]]:
+        """What a request did in each step in which it had tokens."""
+        own: dict[int, tuple[Part, int]] = {}
+        times = self.times
+        for run in range(times.offsets[row], times.offsets[row + 1]):
+            for step in range(times.firsts[run], times.lasts[run] + 1):
+                own[step] = (Part.DECODE, int(times.tokens[run]))
+        if self.knows_chunks:
+            for chunk in range(self.chunk_offsets[row], self.chunk_offsets[row + 1]):
+                step, count = int(self.chunk_steps[chunk]), int(self.chunk_tokens[chunk])
+                own[step] = (Part.PREFILL, count)
+        elif own:
+            admitted = int(np.searchsorted(self.end_s, self._scheduled_s[row], side="right"))
+            for step in range(admitted, min(own) + 1):
+                own[step] = (Part.PREFILL, -1)
+        return own
+
+    def _parts(self, row: int, own: dict[int, tuple[Part, int]], steps: Ints) -> tuple[Ints, Ints]:
+        """Tokens and kind of each of `steps`; who was preempted computes again what follows."""
+        num_tokens = np.zeros(len(steps), dtype=np.int64)
+        parts = np.full(len(steps), Part.HELD, dtype=np.int64)
+        was_preempted = False
+        for place, step in enumerate(steps.tolist()):
+            if step in own:
+                parts[place], num_tokens[place] = own[step]
+                if was_preempted and parts[place] == Part.PREFILL:
+                    parts[place] = Part.RECOMPUTED
+            elif parts[place - 1] == Part.PREEMPTED or (
+                # The step that misses it first is the one whose scheduling preempted it.
+                self._num_preemptions[row] and self._step_preempted[step]
+            ):
+                parts[place] = Part.PREEMPTED
+                was_preempted = True
+        return num_tokens, parts
+
+    def _plain_s(self, parts: Ints, starts: Floats, ends: Floats, steps: Ints) -> float:
+        """How long a decode step of this request takes that computes no prompts; median."""
+        alone = (parts == Part.DECODE) & (self.step_prompt_tokens[steps] == 0)
+        if alone.any():
+            return float(np.median((ends - starts)[alone]))
+        return self.plain_step_s

@@ -1,0 +1,204 @@
+"""The points of a sweep as a table, and which of its columns make which picture.
+
+A table has a row a point: swept settings under their dotted keys, then the keys of a summary. It
+may be a pandas DataFrame or an Arrow table; that of a sweep directory is summary.parquet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.errors import RunDirectoryError, UnknownNameError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = [
+    "Grid",
+    "Line",
+    "SweepPoints",
+    "Table",
+    "as_frame",
+    "grid",
+    "lines",
+    "pareto_front",
+    "read_sweep",
+]
+
+Table: TypeAlias = "pd.DataFrame | pa.Table"
+Floats = NDArray[np.float64]
+
+MAX_LINES = 6
+LOADS = ("rate", "max_concurrency", "speedup")
+"""Last parts of keys that say how much comes in."""
+GRID_FIRST = ("max_num_batched_tokens", "long_prefill_token_threshold", "max_num_seqs")
+"""Last parts of keys that people lay a grid over, the most usual first."""
+
+
+class Line(NamedTuple):
+    """Points that differ in x alone, sorted by it."""
+
+    name: str
+    x: Floats
+    rows: pd.DataFrame
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether there is one point at each x; else a line through them would say nothing."""
+        return len(np.unique(self.x)) == len(self.x)
+
+
+class Grid(NamedTuple):
+    """Values over two settings: cells[i, j] is that of ys[i] and xs[j]; NaN without a point."""
+
+    xs: list[Any]
+    ys: list[Any]
+    cells: Floats
+    depth: int
+    """Most points of a cell; their mean is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoints:
+    """A sweep."""
+
+    name: str
+    frame: pd.DataFrame
+    """Points that have a summary."""
+    failed: pd.DataFrame
+    keys: tuple[str, ...]
+    """Columns of what was swept and varies."""
+
+    @property
+    def numeric(self) -> tuple[str, ...]:
+        """Keys whose values are numbers."""
+        return tuple(key for key in self.keys if is_numeric(self.frame, key))
+
+    @property
+    def load_key(self) -> str | None:
+        """The key to draw percentiles against: how much comes in, or the first number."""
+        loads = [key for key in self.numeric if key.rpartition(".")[2] in LOADS]
+        return next(iter([*loads, *self.numeric]), None)
+
+    @property
+    def grid_keys(self) -> tuple[str, str] | None:
+        """Two keys that span a grid."""
+        usual = [key for last in GRID_FIRST for key in self.numeric if key.endswith(f".{last}")]
+        keys = list(dict.fromkeys([*usual, *self.numeric]))
+        if len(keys) < 2:
+            return None
+        cells = self.frame[keys[:2]].drop_duplicates()
+        # One key at a time is no grid, however many values each has.
+        spanned = len(cells) > sum(self.frame[key].nunique() for key in keys[:2]) - 1
+        return (keys[0], keys[1]) if spanned else None
+
+
+def read_sweep(path: Path) -> SweepPoints:
+    """Read a sweep directory.
+
+    Raises:
+        RunDirectoryError: a file is missing or broken, or no point has a summary.
+    """
+    import pandas as pd
+    import yaml
+
+    try:
+        frame = pd.read_parquet(path / "summary.parquet")
+        plain = yaml.safe_load((path / "sweep.yaml").read_text(encoding="utf-8"))
+        section = plain["sweep"]
+        swept = dict.fromkeys(section.get("parameters") or {})
+        for scenario in (section.get("scenarios") or {}).values():
+            swept |= dict.fromkeys(scenario)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise RunDirectoryError(
+            f"{path}: is no directory of a finished sweep: {error}; `simserve sweep --resume` "
+            "finishes one that was stopped"
+        ) from error
+    is_failed = frame["status"] == "failed"
+    done = frame[~is_failed].reset_index(drop=True)
+    if not len(done):
+        raise RunDirectoryError(f"{path}: all {len(frame)} points failed; see *.failure.json there")
+    keys = [key for key in ("scenario", *swept) if key in done and done[key].nunique() > 1]
+    return SweepPoints(path.resolve().name, done, frame[is_failed], tuple(keys))
+
+
+def as_frame(table: Table, needed: Sequence[str] = ()) -> pd.DataFrame:
+    """The table as a DataFrame.
+
+    Raises:
+        UnknownNameError: it lacks one of the columns.
+    """
+    frame = table if hasattr(table, "iloc") else table.to_pandas()
+    for name in needed:
+        if name not in frame:
+            near = did_you_mean(name, map(str, frame.columns))
+            raise UnknownNameError(f"the table has no column '{name}'{near}")
+    return frame
+
+
+def is_numeric(frame: pd.DataFrame, key: str) -> bool:
+    """Whether a column holds numbers."""
+    return frame[key].dtype.kind in "iuf"
+
+
+def lines(table: Table, x: str, by: Sequence[str] = ()) -> Iterator[Line]:
+    """One line for each combination of values of `by`, as far as they can be told apart.
+
+    Raises:
+        UnknownNameError: a column is missing.
+    """
+    frame = as_frame(table, [x, *by])
+    frame = frame[frame[x].notna()]
+    groups = list(frame.groupby(list(by), dropna=False)) if by else [((), frame)]
+    if len(groups) > MAX_LINES:
+        groups = [((), frame)]
+    for values, rows in groups:
+        ordered = rows.sort_values(x, kind="stable")
+        name = ", ".join(setting(key, value) for key, value in zip(by, values, strict=False))
+        yield Line(name, ordered[x].to_numpy(dtype=np.float64), ordered)
+
+
+def setting(key: str, value: object) -> str:
+    """A setting in few words.
+
+    >>> setting("scheduler.max_num_seqs", 64), setting("scenario", "calm")
+    ('max_num_seqs 64', 'calm')
+    """
+    number = f"{value:g}" if isinstance(value, float | np.floating) else str(value)
+    return number if key == "scenario" else f"{key.rpartition('.')[2]} {number}"
+
+
+def grid(table: Table, x: str, y: str, value: str) -> Grid:
+    """Means of `value` over two columns.
+
+    Raises:
+        UnknownNameError: a column is missing.
+    """
+    frame = as_frame(table, [x, y, value])
+    means = frame.pivot_table(index=y, columns=x, values=value, aggfunc="mean", dropna=False)
+    counts = frame.pivot_table(index=y, columns=x, values=value, aggfunc="count")
+    cells = means.to_numpy(dtype=np.float64)
+    return Grid(means.columns.tolist(), means.index.tolist(), cells, int(counts.max().max()))
+
+
+def pareto_front(more: Floats, less: Floats) -> NDArray[np.int64]:
+    """Places of the points that no other beats: more of the one, less of the other; by the first.
+
+    >>> pareto_front(np.array([1.0, 2.0, 3.0, 2.0]), np.array([5.0, 6.0, 9.0, 7.0])).tolist()
+    [0, 1, 2]
+    """
+    order = np.lexsort((less, -more))
+    front = []
+    least = np.inf
+    for place in order.tolist():
+        if less[place] < least:
+            front.append(place)
+            least = less[place]
+    return np.array(front[::-1], dtype=np.int64)

@@ -1,0 +1,234 @@
+"""The pages in a real browser: drawn in light, dark and on a phone, alive, and silent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from simserve.errors import RunDirectoryError
+from simserve.metrics.result import RunResult
+from simserve.report.contents import figures_of, page_of
+from simserve.report.page import Cell, Page
+from simserve.report.sweep_figures import draw_pareto
+from simserve.report.sweep_points import read_sweep
+from tests.report.chromium import CHROMIUM, Tab, tab
+from tests.report.test_run_plot import toy_run
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH")
+
+VALUES = ("p99_ttft_ms", "p99_itl_ms", "output_throughput")
+RATE = "workload.synthetic.arrival.rate"
+BUDGET = "scheduler.max_num_batched_tokens"
+SIZES = {"light": (1400, 900, False), "dark": (1400, 900, True), "phone": (390, 844, False)}
+
+
+@pytest.fixture(scope="module")
+def toy() -> RunResult:
+    return toy_run(120)
+
+
+@pytest.fixture(scope="module")
+def run(toy: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.save(tmp_path_factory.mktemp("runs") / "toy")
+
+
+@pytest.fixture(scope="module")
+def real(toy: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run and its simulation, as --real-gpu leaves them."""
+    directory = toy.save(tmp_path_factory.mktemp("runs") / "real")
+    toy_run(120, rate=10.0).save(directory / "simulated")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid of rates and budgets, one point of which failed."""
+    directory = tmp_path_factory.mktemp("sweeps") / "grid"
+    directory.mkdir()
+    parameters = {RATE: [2, 4], BUDGET: [512, 1024, 2048]}
+    (directory / "sweep.yaml").write_text(yaml.safe_dump({"sweep": {"parameters": parameters}}))
+    rows = [
+        {
+            "point": f"rate={rate},budget={budget}",
+            RATE: rate,
+            BUDGET: budget,
+            "status": "completed",
+            "completed": 10,
+            "output_throughput": 100.0 * rate + budget / 100,
+            **{
+                f"{percentile}_{metric}_ms": rate * float(percentile[1:]) + budget / 10
+                for metric in ("ttft", "itl", "e2el")
+                for percentile in ("p50", "p95", "p99")
+            },
+        }
+        for rate in (2, 4)
+        for budget in (512, 1024, 2048)
+    ]
+    swept = {key: rows[-1][key] for key in ("point", RATE, BUDGET)}
+    rows[-1] = {**swept, "status": "failed", "failure": "too <big>"}
+    pd.DataFrame(rows).to_parquet(directory / "summary.parquet")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with tab(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["real", "sweep"])
+def directory(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+def written(directory: Path, folder: Path) -> Path:
+    path = folder / "report.html"
+    path.write_text(page_of(directory))
+    return path
+
+
+@needs_chromium
+@pytest.mark.parametrize("look", SIZES)
+def test_every_chart_is_drawn(directory: Path, look: str, browser: Tab, tmp_path: Path) -> None:
+    width, height, dark = SIZES[look]
+    page = written(directory, tmp_path)
+    browser.open(page, width=width, height=height, dark=dark)
+    browser.screenshot(tmp_path / f"{directory.name}-{look}.png")
+    drawn = browser.value(
+        "[...document.querySelectorAll('figure svg')].map("
+        "(svg) => svg.querySelectorAll('path, circle, rect').length)"
+    )
+    assert len(drawn) == page.read_text().count("<figure")
+    assert min(drawn) >= 1
+    assert browser.complaints == []
+    assert browser.requests == [page.resolve().as_uri()]  # nothing but the page itself
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    red = browser.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+    assert (int(red) < 64) == dark
+
+
+@needs_chromium
+@pytest.mark.parametrize(("name", "said"), [("run", "running"), ("sweep", "TTFT (ms)")])
+def test_the_pointer_tells_values(
+    name: str, said: str, browser: Tab, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    browser.open(written(request.getfixturevalue(name), tmp_path), width=1200, height=900)
+    figure = 3 if name == "run" else 0
+    place = browser.value(
+        f"(() => {{ const figure = document.querySelectorAll('figure')[{figure}];"
+        "figure.scrollIntoView(); const mark = figure.querySelector('circle') || figure"
+        ".querySelector('svg'); const box = mark.getBoundingClientRect();"
+        "return [box.left + box.width / 2, box.top + box.height / 2]; })()"
+    )
+    tip = f"document.querySelectorAll('figure')[{figure}].querySelector('.tip')"
+    assert browser.value(f"{tip}.hidden")
+    browser.mouse("mouseMoved", *place)
+    assert not browser.value(f"{tip}.hidden")
+    assert said in browser.value(f"{tip}.textContent")
+
+
+@needs_chromium
+def test_a_click_sorts_a_table(run: Path, browser: Tab, tmp_path: Path) -> None:
+    browser.open(written(run, tmp_path), width=1200, height=900)
+    column = (
+        "[...[...document.querySelectorAll('table')].at(-1).tBodies[0].rows]"
+        ".map((row) => Number(row.cells[9].dataset.v))"
+    )
+    head = "[...[...document.querySelectorAll('table')].at(-1).tHead.rows[0].cells][9]"
+    before = browser.value(column)
+    browser.value(f"{head}.querySelector('button').click()")
+    assert browser.value(column) == sorted(before)
+    browser.value(f"{head}.querySelector('button').click()")
+    assert browser.value(column) == sorted(before, reverse=True)
+    assert browser.value(f"{head}.getAttribute('aria-sort')") == "descending"
+
+
+def test_pages_have_the_same_bytes_every_time(directory: Path) -> None:
+    assert page_of(directory) == page_of(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("real", {"latencies.png", "load.png", "batches.png", "simulated-against-real.png"}),
+        ("sweep", {"percentiles.png", *(f"heatmap-{value}.png" for value in VALUES),
+                   "pareto-p99_ttft_ms.png", "pareto-p99_itl_ms.png"}),
+    ],
+)  # fmt: skip
+def test_figures(name: str, figures: set[str], request: pytest.FixtureRequest) -> None:
+    made = figures_of(request.getfixturevalue(name))
+    assert set(made) == figures
+    assert all(picture.startswith(b"\x89PNG") for picture in made.values())
+    assert len(set(made.values())) == len(made)
+
+
+def test_figures_have_the_same_bytes_every_time(sweep: Path) -> None:
+    frame = read_sweep(sweep).frame
+    assert draw_pareto(frame) == draw_pareto(frame)
+
+
+def test_a_page_holds_all_that_it_needs(directory: Path) -> None:
+    page = page_of(directory)
+    assert "default-src 'none'" in page
+    assert not re.search(r"https?://|<link|<img|@import|url\(", page)
+
+
+def test_the_page_says_what_was_measured(run: Path, toy: RunResult) -> None:
+    page = page_of(run)
+    summary = toy.summary_dict
+    assert f"<b>{summary['p99_ttft_ms']:,.0f} ms</b><span>p99 TTFT</span>" in page
+    assert page.count('class="bar"') == summary["num_prompts"]
+
+
+def test_a_failed_point_is_named(sweep: Path) -> None:
+    assert "1 of 6 points failed" in page_of(sweep)
+    assert "<td>too &lt;big&gt;</td>" in page_of(sweep)
+
+
+def test_text_cannot_break_out_of_a_page() -> None:
+    page = Page("<script>1</script>", "a & b")
+    page.table(["<i>", "n"], [["</td>", 1], ["x", None]])
+    page.charts([{"title": "</script><script>alert(1)</script>"}])
+    html = page.render()
+    assert "<script>1" not in html
+    assert "alert(1)</script>" not in html
+    assert '<td>&lt;/td&gt;</td><td class="n" data-v="1">1</td>' in html
+    charts = re.search(r'id="charts">(.*?)</script>', html, re.S)
+    assert charts
+    assert json.loads(charts[1])[0]["title"] == "</script><script>alert(1)</script>"
+
+
+def test_cells_sort_by_their_value() -> None:
+    page = Page("t", "")
+    page.table(["bar"], [[Cell("<b>x</b>", 0.5)], [Cell("", None)], [np.nan]])
+    assert '<td data-v="0.5"><b>x</b></td>' in page.render()
+    assert '<td data-v=""></td>' in page.render()
+
+
+@pytest.mark.parametrize("num_requests", [0, 1])
+def test_runs_with_nothing_to_show_have_a_page_too(num_requests: int, tmp_path: Path) -> None:
+    assert "<h1>" in page_of(toy_run(num_requests).save(tmp_path / "empty"))
+
+
+def test_figures_of_nothing(tmp_path: Path) -> None:
+    assert set(figures_of(toy_run(0).save(tmp_path / "empty"))) == {
+        "latencies.png",
+        "load.png",
+        "batches.png",
+    }
+
+
+def test_what_is_neither_a_run_nor_a_sweep(tmp_path: Path, sweep: Path) -> None:
+    with pytest.raises(RunDirectoryError, match=r"summary\.json"):
+        page_of(tmp_path)
+    (tmp_path / "sweep.yaml").write_text((sweep / "sweep.yaml").read_text())
+    with pytest.raises(RunDirectoryError, match="no directory of a finished sweep"):
+        page_of(tmp_path)

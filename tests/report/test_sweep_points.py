@@ -1,0 +1,108 @@
+"""Tables of runs: which points make a line, a grid, a front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import yaml
+
+from simserve.errors import RunDirectoryError, UnknownNameError
+from simserve.report.sweep_figures import draw_heatmap, draw_pareto, draw_percentiles
+from simserve.report.sweep_points import grid, lines, pareto_front, read_sweep
+
+RATE = "workload.synthetic.arrival.rate"
+BUDGET = "scheduler.max_num_batched_tokens"
+LIMIT = "scheduler.long_prefill_token_threshold"
+
+
+def table(**columns: list[object]) -> pd.DataFrame:
+    return pd.DataFrame(columns)
+
+
+def sweep(folder: Path, frame: pd.DataFrame, section: dict[str, object]) -> Path:
+    (folder / "sweep.yaml").write_text(yaml.safe_dump({"sweep": section}, sort_keys=False))
+    rows = frame.assign(point=[f"p{i}" for i in range(len(frame))])
+    rows.assign(status=rows.get("status", "completed")).to_parquet(folder / "summary.parquet")
+    return folder
+
+
+def test_lines_are_sorted_and_named() -> None:
+    frame = table(x=[2, 1, 1, 2], **{BUDGET: [512, 512, 64, 64]}, y=[4, 3, 2, 1])
+    found = list(lines(frame, "x", [BUDGET]))
+    assert [line.name for line in found] == [
+        "max_num_batched_tokens 64",
+        "max_num_batched_tokens 512",
+    ]
+    assert [line.rows["y"].tolist() for line in found] == [[2, 1], [3, 4]]
+    assert all(line.is_curve for line in found)
+
+
+def test_too_many_lines_become_a_cloud() -> None:
+    frame = table(x=[1] * 9, by=list(range(9)))
+    (cloud,) = lines(frame, "x", ["by"])
+    assert len(cloud.rows) == 9
+    assert not cloud.is_curve
+
+
+def test_a_grid_takes_means_and_keeps_holes() -> None:
+    frame = table(x=[1, 1, 2], y=[10, 10, 20], v=[1.0, 3.0, 5.0])
+    found = grid(frame, "x", "y", "v")
+    assert (found.xs, found.ys, found.depth) == ([1, 2], [10, 20], 2)
+    np.testing.assert_array_equal(found.cells, [[2.0, np.nan], [np.nan, 5.0]])
+
+
+def test_nobody_beats_the_front() -> None:
+    rng = np.random.default_rng(3)
+    more, less = rng.integers(0, 20, (2, 60)).astype(float)
+    front = pareto_front(more, less)
+    for place in range(60):
+        beaten = (more >= more[place]) & (less <= less[place])
+        beaten &= (more > more[place]) | (less < less[place])
+        twin = np.isin(front, np.flatnonzero((more == more[place]) & (less == less[place])))
+        assert bool(twin.any()) == (not beaten.any())
+    assert np.all(np.diff(more[front]) > 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "load", "keys"),
+    [
+        ({RATE: [1, 2, 1, 2], BUDGET: [64, 64, 512, 512]}, RATE, (BUDGET, RATE)),
+        ({LIMIT: [0, 0, 9, 9], BUDGET: [64, 512, 64, 512]}, LIMIT, (BUDGET, LIMIT)),
+        ({LIMIT: [0, 9, 0], BUDGET: [64, 64, 512]}, LIMIT, None),  # one at a time
+        ({RATE: [1, 2, 4]}, RATE, None),
+        ({"scheduler.policy": ["fcfs", "priority"]}, None, None),
+    ],
+)
+def test_what_is_drawn_follows_from_what_was_swept(
+    columns: dict[str, list[object]], load: str | None, keys: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    points = read_sweep(sweep(tmp_path, table(**columns), {"parameters": dict.fromkeys(columns)}))
+    assert points.keys == tuple(columns)
+    assert points.load_key == load
+    assert points.grid_keys == keys
+
+
+def test_scenarios_are_a_setting(tmp_path: Path) -> None:
+    frame = table(scenario=["calm", "busy"], **{RATE: [1, 9]}, seed=[0, 0])
+    section = {"scenarios": {"calm": {RATE: 1}, "busy": {RATE: 9}}}
+    assert read_sweep(sweep(tmp_path, frame, section)).keys == ("scenario", RATE)
+
+
+def test_a_sweep_that_failed_altogether_is_an_error(tmp_path: Path) -> None:
+    frame = table(**{RATE: [1, 2]}, status=["failed", "failed"])
+    with pytest.raises(RunDirectoryError, match="all 2 points failed"):
+        read_sweep(sweep(tmp_path, frame, {"parameters": {RATE: [1, 2]}}))
+
+
+def test_figures_take_arrow_tables_and_name_a_missing_column() -> None:
+    frame = table(x=[1, 2], y=[1, 2], p99_ttft_ms=[5.0, 900.0], output_throughput=[1.0, 2.0])
+    arrow = pa.Table.from_pandas(frame)
+    assert draw_heatmap(arrow, "x", "y") == draw_heatmap(frame, "x", "y")
+    with pytest.raises(UnknownNameError, match=r"no column 'p99_tft_ms' .*'p99_ttft_ms'"):
+        draw_pareto(arrow, less="p99_tft_ms")
+    with pytest.raises(UnknownNameError, match="no column 'offered_request_rate'"):
+        draw_percentiles(frame)
