@@ -45,7 +45,7 @@ $(BIN)/python:
 # One stamp per set of extras, so that a second run does not start pip.
 $(VENV)/.installed: EXTRAS :=
 $(VENV)/.installed-test: EXTRAS := [test]
-$(VENV)/.installed-gpu: EXTRAS := [gpu,test]
+$(VENV)/.installed-gpu: EXTRAS := [gpu,test,test-torch]
 $(VENV)/.installed $(VENV)/.installed-test $(VENV)/.installed-gpu: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	@echo "Installing simserve$(EXTRAS) into $(VENV) ..."

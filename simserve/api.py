@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simserve.config.build import Built, build, with_pool_size
+from simserve.config.build_real import estimated_bytes, open_machine
 from simserve.config.dump import dump_config
 from simserve.config.environment import collect
+from simserve.config.executor import Real
 from simserve.config.loader import ConfigSource, LoadedConfig, load_config
 from simserve.config.overrides import Overrides
 from simserve.engine.simulation import ctrl_c_calls, simulate
@@ -17,6 +20,9 @@ from simserve.errors import ConfigError, StalledError, TraceError
 from simserve.metrics.options import MetricOptions, RunInfo, Scalar
 from simserve.metrics.repetitions import summarise_repetitions
 from simserve.metrics.result import RunResult
+
+if TYPE_CHECKING:
+    from simserve.executor.real.machine import Machine
 
 __all__ = ["Progress", "RunResult", "Written", "run", "run_to_directory"]
 
@@ -37,6 +43,7 @@ def run(
     overrides: Overrides = (),
     *,
     progress: Progress | None = None,
+    machine: Machine | None = None,
 ) -> RunResult:
     """Simulate a configuration; nothing is written.
 
@@ -44,6 +51,7 @@ def run(
         config: a YAML file's path, the same as nested dicts, or a configuration already loaded.
         overrides: `KEY=VALUE` strings or values by dotted path, applied in order.
         progress: called after each step.
+        machine: an open one for real runs, which stays open; None: one is opened for this run.
 
     Raises:
         ConfigError: the configuration is wrong; all faults, with positions.
@@ -52,19 +60,27 @@ def run(
         StalledError: requests wait that can never run.
     """
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
-    loaded = with_pool_size(loaded)
+    opened = None
+    if isinstance(loaded.config.executor, Real) and machine is None:
+        machine = opened = open_machine(loaded)
+    loaded = with_pool_size(loaded, machine)
     first_seed = loaded.config.seed
-    results = []
-    for seed in range(first_seed, first_seed + loaded.config.metrics.repetitions):
-        results.append(_run_once(loaded, seed, progress))
-        if results[-1].summary_dict["status"] == "interrupted":
-            break
-    if len(results) == 1:
-        return results[0]
-    summaries = tuple(result.summary_dict for result in results)
-    merged = results[0]
-    merged.repetitions = summaries
-    merged.summary_dict = summarise_repetitions(summaries, first_seed)
+    merged: RunResult | None = None
+    summaries = []
+    try:
+        for seed in range(first_seed, first_seed + loaded.config.metrics.repetitions):
+            result = _run_once(loaded, seed, progress, machine)
+            merged = merged or result  # the tables are those of the first
+            summaries.append(result.summary_dict)
+            if result.summary_dict["status"] == "interrupted":
+                break
+    finally:
+        if opened is not None:
+            opened.close()
+    assert merged is not None
+    if len(summaries) > 1:
+        merged.repetitions = tuple(summaries)
+        merged.summary_dict = summarise_repetitions(merged.repetitions, first_seed)
     return merged
 
 
@@ -99,9 +115,11 @@ def _is_empty_folder(path: Path) -> bool:
         return False
 
 
-def _run_once(loaded: LoadedConfig, seed: int, progress: Progress | None) -> RunResult:
+def _run_once(
+    loaded: LoadedConfig, seed: int, progress: Progress | None, machine: Machine | None
+) -> RunResult:
     try:
-        built = build(loaded, seed)
+        built = build(loaded, seed, machine=machine)
     except ConfigError as error:
         problems = [replace(one, file=one.file or loaded.source) for one in error.problems]
         raise ConfigError(problems) from error
@@ -126,21 +144,23 @@ def _run_once(loaded: LoadedConfig, seed: int, progress: Progress | None) -> Run
     )
     return RunResult.of(
         built.recorder.data(),
-        _info(loaded, built, seed),
+        _info(loaded, built, seed, machine),
         options,
         config=dump_config(loaded.config),
-        env=_environment(built),
+        env=_environment(built, machine),
         warnings=(*loaded.warnings, *_remarks(built)),
     )
 
 
-def _info(loaded: LoadedConfig, built: Built, seed: int) -> RunInfo:
+def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None) -> RunInfo:
     config = loaded.config
+    cost_kind = config.executor.cost.kind
+    timing = "measured" if machine else getattr(built.cost_model, "timing", cost_kind)
     extra: dict[str, Scalar] = {
         "seed": seed,
         "scheduler": config.scheduler.kind,
         "decisions": f"vllm {config.scheduler.compat}",
-        "timing": config.executor.cost.kind,
+        "timing": timing,
         "reachable_in_engine": loaded.reachable_in_engine,
         "gpu": loaded.gpu.name,
         "num_gpu_blocks": built.parts.kv.num_gpu_blocks,
@@ -149,7 +169,12 @@ def _info(loaded: LoadedConfig, built: Built, seed: int) -> RunInfo:
     if built.workload.sessions is not None:
         extra["num_not_sent"] = built.workload.sessions.num_not_sent
     extra |= {f"workload.{name}": count for name, count in sorted(built.workload.counts.items())}
+    if machine is not None:
+        extra |= {f"executor.{name}": fact for name, fact in machine.facts.items()}
+        extra["executor.estimated_gpu_memory_bytes"] = estimated_bytes(loaded)
     return RunInfo(
+        backend="simserve-sim" if machine is None else "simserve-real",
+        date=None if machine is None else f"{datetime.now(UTC):%Y%m%d-%H%M%S}",
         label=config.label,
         model_id=loaded.model.name,
         request_rate=built.workload.request_rate,
@@ -159,9 +184,11 @@ def _info(loaded: LoadedConfig, built: Built, seed: int) -> RunInfo:
     )
 
 
-def _environment(built: Built) -> dict[str, Any]:
+def _environment(built: Built, machine: Machine | None) -> dict[str, Any]:
     trace = built.workload.trace
     facts = collect()
+    if machine is not None:
+        facts["executor"] = machine.facts
     if trace is not None:
         facts["trace"] = {
             "sha256": trace.report.sha256,
@@ -173,4 +200,5 @@ def _environment(built: Built) -> dict[str, Any]:
 
 def _remarks(built: Built) -> tuple[str, ...]:
     trace = built.workload.trace
-    return trace.report.warnings if trace is not None else ()
+    of_trace = trace.report.warnings if trace is not None else ()
+    return (*of_trace, *getattr(built.cost_model, "remarks", ()))

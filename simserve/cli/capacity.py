@@ -25,7 +25,7 @@ def capacity(
     max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of a step.")] = 8192,
     max_num_seqs: Annotated[int, typer.Option(help="Most requests in a step.")] = 256,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Check that a request of so many tokens fits.")
+        int | None, typer.Option(min=1, help="Check that a request of so many tokens fits.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

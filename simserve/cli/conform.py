@@ -13,10 +13,15 @@ __all__ = ["conform"]
 def conform(
     cases: Annotated[
         list[Path],
-        typer.Argument(metavar="CASE.json.gz…", help="Recorded cases.", show_default=False),
+        typer.Argument(
+            metavar="CASE.json.gz…", help="Recorded cases, or step logs.", show_default=False
+        ),
     ],
 ) -> None:
     """Simulate recorded cases and compare every recorded field.
+
+    Of a real engine's step log (docs/log-format.md) every step's plan is compared, its measured
+    times fed back to the scheduler.
 
     Only a case's configuration and workload are read to simulate it. Prints a line a case, and for
     a difference the first step, the field, what was expected and what came out.

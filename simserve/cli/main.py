@@ -14,9 +14,40 @@ from simserve.errors import SimserveError
 __all__ = ["COMMANDS", "app", "main"]
 
 COMMANDS = {
-    "run": ("simserve.cli.run:run", "Simulate a configuration and write a run directory."),
+    "run": (
+        "simserve.cli.run:run",
+        "Run a configuration and write a run directory.",
+    ),
+    "sweep": ("simserve.cli.sweep:sweep", "Run a configuration with many values of some keys."),
+    "search": (
+        "simserve.cli.search:search",
+        "Find the highest request rate, or the best settings, under bounds on latency.",
+    ),
     "conform": ("simserve.cli.conform:conform", "Check the scheduler against recorded cases."),
+    "compare": (
+        "simserve.cli.compare:compare",
+        "Put results side by side: settings, then numbers.",
+    ),
+    "report": (
+        "simserve.cli.report:report",
+        "Make one HTML page of a run or a sweep.",
+    ),
+    "timeline": (
+        "simserve.cli.timeline:timeline",
+        "Write a run as a trace for Perfetto.",
+    ),
+    "explain": ("simserve.cli.explain:explain", "Say where one request's time went."),
+    "validate": (
+        "simserve.cli.validate:validate",
+        "Say how far a simulation is from what a real engine logged.",
+    ),
+    "calibrate": (
+        "simserve.cli.calibrate:calibrate",
+        "Measure steps on this GPU and make a profile of them.",
+    ),
+    "fit": ("simserve.cli.fit:fit", "Make a profile from step logs of a real engine."),
     "trace": ("simserve.cli.trace:app", "Inspect, validate, convert and generate traces."),
+    "bench": ("simserve.cli.bench:app", "Measure kernels and whole steps on a GPU."),
     "capacity": ("simserve.cli.capacity:capacity", "Say how many KV blocks fit on a GPU."),
     "schema": ("simserve.cli.schema:schema", "Print the JSON Schema of configurations."),
     "env": ("simserve.cli.env:env", "Print the versions that a report should name."),

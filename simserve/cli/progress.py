@@ -1,4 +1,4 @@
-"""Progress of a simulation on standard error: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run on standard error: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ __all__ = ["Progress"]
 
 _REDRAW_S = 0.1
 _FIRST_LINE = 1000
+_TASKS = {"simulated": "simulating", "measured": "running"}
 
 
 class Progress:
-    """Shows simulated time and requests done. `update` is cheap enough to call at every step."""
+    """Shows the time on the engine's clock and requests done; cheap enough for every step.
 
-    def __init__(self, enabled: bool = True) -> None:
+    A real run's clock shows what was measured, not simulated.
+    """
+
+    def __init__(self, enabled: bool = True, is_real: bool = False) -> None:
         self._enabled = enabled
+        self._clock = "measured" if is_real else "simulated"
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
         self._next_draw_s = 0.0
@@ -42,7 +47,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, now_s: float, num_done: int, num_total: int | None) -> None:
-        """Take note of the simulated time, and of requests done out of all (None: not known)."""
+        """Take note of the time, and of requests done out of all (None: not known)."""
         if not self._enabled:
             return
         if self._bar is None:
@@ -56,9 +61,9 @@ class Progress:
             return
         self._next_draw_s = clock_s + _REDRAW_S
         if self._task is None:
-            self._task = self._bar.add_task("simulating", simulated="")
+            self._task = self._bar.add_task(_TASKS[self._clock], clock="")
         self._bar.update(
-            self._task, completed=num_done, total=num_total, simulated=f"{now_s:.1f} s simulated"
+            self._task, completed=num_done, total=num_total, clock=f"{now_s:.1f} s {self._clock}"
         )
 
     def _print_line(self, now_s: float, num_done: int, num_total: int | None) -> None:
@@ -71,7 +76,7 @@ class Progress:
             tenth = 10 * num_done // num_total + 1
             self._next_line = -(-num_total * tenth // 10)
         of_all = "" if num_total is None else f" of {num_total}"
-        print(f"{now_s:.1f} s simulated, {num_done}{of_all} requests", file=sys.stderr)
+        print(f"{now_s:.1f} s {self._clock}, {num_done}{of_all} requests", file=sys.stderr)
 
 
 def _make_bar() -> rich.progress.Progress:
@@ -82,7 +87,7 @@ def _make_bar() -> rich.progress.Progress:
         parts.TextColumn("{task.description}"),
         parts.BarColumn(),
         parts.MofNCompleteColumn(),
-        parts.TextColumn("requests, {task.fields[simulated]}"),
+        parts.TextColumn("requests, {task.fields[clock]}"),
         parts.TimeElapsedColumn(),
         console=rich.console.Console(stderr=True),
         transient=True,

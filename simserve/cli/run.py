@@ -1,9 +1,9 @@
-"""`simserve run`: one configuration, one run directory."""
+"""`simserve run`: one configuration, one run directory; a real run is also simulated."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,27 +19,46 @@ from simserve.cli.options import (
 )
 from simserve.errors import RunDirectoryError
 
+if TYPE_CHECKING:
+    from simserve.api import Written
+    from simserve.config.loader import LoadedConfig
+
 __all__ = ["free_directory", "run"]
+
+OutOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Run directory, new or empty. Default: runs/<name of CONFIG>, with -2, -3, … "
+        "if that exists.",
+    ),
+]
+RealGpuOption = Annotated[
+    bool,
+    typer.Option(
+        "--real-gpu",
+        help="Run the model on this GPU: -o executor.kind=real -o executor.device=cuda.",
+    ),
+]
+NoSimOption = Annotated[
+    bool,
+    typer.Option("--no-sim", help="After a real run, do not simulate the same to compare with it."),
+]
 
 
 def run(
     config: ConfigArgument,
     override: OverrideOption = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Run directory, new or empty. Default: runs/<name of CONFIG>, with -2, -3, … "
-            "if that exists.",
-        ),
-    ] = None,
+    out: OutOption = None,
     seed: SeedOption = None,
     percentile_metrics: PercentileMetricsOption = None,
     metric_percentiles: MetricPercentilesOption = None,
     goodput: GoodputOption = None,
+    real_gpu: RealGpuOption = False,
+    no_sim: NoSimOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Simulate a configuration and write a run directory.
+    """Simulate a configuration, or run it on a GPU, and write a run directory.
 
     TTFT is the time to the first token, E2EL the whole request. ITL is every gap between
     consecutive tokens, pooled over requests; TPOT is (E2EL - TTFT) / (tokens - 1), one value per
@@ -47,19 +66,27 @@ def run(
 
     Exit status: 0 done, 2 wrong configuration or trace, 3 stalled or out of a profile's domain,
     130 interrupted (the run directory is finished all the same).
+
+    A real run (executor.kind: real) is simulated as well, in DIR/simulated, and ends with a table
+    of both.
     """
     from simserve.cli.progress import Progress
     from simserve.cli.table import print_run
     from simserve.config.loader import load_config
 
     flags = metric_overrides(seed, percentile_metrics, metric_percentiles, goodput)
-    loaded = load_config(config, [*(override or []), *flags])
+    loaded = load_config(config, [*_real(real_gpu), *(override or []), *flags])
+    is_real = loaded.config.executor.kind == "real"
+    if no_sim and not is_real:
+        raise typer.BadParameter(
+            "goes with --real-gpu or executor.kind: real", param_hint="--no-sim"
+        )
     for warning in () if quiet else loaded.warnings:
         typer.echo(f"warning: {warning}", err=True)
     directory = free_directory(config, out)
     from simserve import api  # loads the simulator: a wrong configuration is reported sooner
 
-    with Progress(enabled=not quiet) as progress:
+    with Progress(enabled=not quiet, is_real=is_real) as progress:
         written = api.run_to_directory(loaded, out=directory, progress=progress.update)
     if not quiet:
         asked = loaded.config.metrics
@@ -72,6 +99,26 @@ def run(
         )
     if written.summary.get("status") == "interrupted":
         raise typer.Exit(130)
+    if is_real and not no_sim:
+        _compare(loaded, written, quiet)
+
+
+def _real(real_gpu: bool) -> list[str]:
+    return ["executor.kind=real", "executor.device=cuda"] if real_gpu else []
+
+
+def _compare(loaded: LoadedConfig, written: Written, quiet: bool) -> None:
+    """Simulate what ran, and print how far off that is."""
+    from simserve.cli.measurement import print_table
+    from simserve.cli.progress import Progress
+    from simserve.fidelity.percentile_table import percentile_cells
+    from simserve.fidelity.real_gpu import validate
+
+    with Progress(enabled=not quiet) as progress:
+        validation = validate(loaded, written, progress=progress.update)
+    if not quiet:
+        typer.echo(f"\n{validation.statement}\n")
+        print_table(percentile_cells(validation.rows))
 
 
 def free_directory(config: str, out: str | None) -> Path:

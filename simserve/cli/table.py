@@ -85,7 +85,7 @@ def _facts(summary: Summary) -> dict[str, str]:
     """What stands below the latencies, in order. Nobody asked for goodput: it is left out."""
     facts = {
         "requests": _requests(summary),
-        "simulated time": f"{_number(summary.get('duration'))} s",
+        _clock(summary): f"{_number(summary.get('duration'))} s",
     }
     if summary.get("num_steps") is not None:
         facts["steps"] = _number(summary["num_steps"])
@@ -95,6 +95,10 @@ def _facts(summary: Summary) -> dict[str, str]:
     facts["prefix-hit tokens"] = _prefix_hits(summary)
     facts["preemptions"] = _number(summary.get("num_preemptions"))
     return facts
+
+
+def _clock(summary: Summary) -> str:
+    return "measured time" if summary.get("timing") == "measured" else "simulated time"
 
 
 def _requests(summary: Summary) -> str:

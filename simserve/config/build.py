@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simserve.config import kv_cache as kv_keys
+from simserve.config.build_real import build_real, open_machine
 from simserve.config.build_workload import BuiltWorkload, build_workload
-from simserve.config.executor import CustomCost, FormulaCost, ProfileCost, RooflineCost
+from simserve.config.executor import (
+    Cost,
+    CustomCost,
+    FormulaCost,
+    ProfileCost,
+    Real,
+    RooflineCost,
+)
 from simserve.config.loader import LoadedConfig
 from simserve.config.scheduler import Scheduler as SchedulerConfig
+from simserve.cost.noise import ResidualNoise
+from simserve.cost.profile import ProfileCost as ProfileCostModel
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Inbox
 from simserve.engine.loop import EngineParts
@@ -19,10 +29,13 @@ from simserve.executor.simulated import SimulatedExecutor
 from simserve.kv.capacity import fit_kv_cache
 from simserve.kv.groups import FullAttention, Group, SlidingWindow
 from simserve.metrics.recorder import RunRecorder
-from simserve.protocols import CostModel, KVCacheManager, Scheduler
+from simserve.protocols import CostModel, Executor, KVCacheManager, Scheduler
 from simserve.registry import check_protocol, resolve
 from simserve.sched.params import SchedulerParams
 from simserve.sched.vllm_async import VllmAsyncScheduler
+
+if TYPE_CHECKING:
+    from simserve.executor.real.machine import Machine
 
 __all__ = ["Built", "build", "with_pool_size"]
 
@@ -34,11 +47,12 @@ class Built:
     parts: EngineParts
     recorder: RunRecorder
     workload: BuiltWorkload
-    cost_model: CostModel
+    cost_model: CostModel | None
+    """None: a real run without a shadow."""
 
 
-def with_pool_size(loaded: LoadedConfig) -> LoadedConfig:
-    """Write out `kv_cache.num_gpu_blocks: auto`.
+def with_pool_size(loaded: LoadedConfig, machine: Machine | None = None) -> LoadedConfig:
+    """Write out `kv_cache.num_gpu_blocks: auto`: what the machine has, or would be expected to.
 
     Raises:
         CapacityError: the weights leave no room, or max_model_len does not fit.
@@ -46,6 +60,8 @@ def with_pool_size(loaded: LoadedConfig) -> LoadedConfig:
     config = loaded.config
     if config.kv_cache.num_gpu_blocks != "auto":
         return loaded
+    if machine is not None:
+        return _with_num_gpu_blocks(loaded, machine.num_gpu_blocks)
     scheduler = config.scheduler
     assert scheduler.max_num_batched_tokens is not None
     assert scheduler.max_num_seqs is not None
@@ -59,12 +75,21 @@ def with_pool_size(loaded: LoadedConfig) -> LoadedConfig:
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=scheduler.max_model_len,
     )
-    kv_cache = config.kv_cache.model_copy(update={"num_gpu_blocks": capacity.num_gpu_blocks})
+    return _with_num_gpu_blocks(loaded, capacity.num_gpu_blocks)
+
+
+def _with_num_gpu_blocks(loaded: LoadedConfig, num_gpu_blocks: int) -> LoadedConfig:
+    config = loaded.config
+    kv_cache = config.kv_cache.model_copy(update={"num_gpu_blocks": num_gpu_blocks})
     return replace(loaded, config=config.model_copy(update={"kv_cache": kv_cache}))
 
 
-def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
+def build(
+    loaded: LoadedConfig, seed: int, *, leap: bool = True, machine: Machine | None = None
+) -> Built:
     """Make everything that a run of `loaded` needs; `loaded` has its pool size written out.
+
+    `machine`: what the steps of a real run are computed on; None: one is opened.
 
     Raises:
         ConfigError, TraceError, UnknownNameError, PluginError: as the parts have it.
@@ -74,7 +99,20 @@ def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
     max_model_len = scheduler_config.max_model_len
     assert max_model_len is not None
     kv = _kv_manager(loaded)
-    cost_model = _cost_model(loaded)
+    scheduler = _scheduler(scheduler_config, kv)
+    drafter = _drafter(scheduler_config, seed)
+    executor: Executor
+    if isinstance(config.executor, Real):
+        machine = machine or open_machine(loaded)
+        shadow = config.executor.shadow
+        cost_model = None if shadow is None else _cost_model(loaded, shadow.cost)
+        scheduler, executor = build_real(loaded, machine, scheduler, drafter, cost_model)
+    else:
+        cost_model = _cost_model(loaded, config.executor.cost)
+        if config.executor.noise == "residual":
+            assert isinstance(cost_model, ProfileCostModel)
+            cost_model = ResidualNoise(cost_model, seed)
+        executor = SimulatedExecutor(cost_model, drafter)
     workload = build_workload(loaded, seed)
     recorder = RunRecorder(
         num_gpu_blocks=kv.num_gpu_blocks,
@@ -84,9 +122,9 @@ def build(loaded: LoadedConfig, seed: int, *, leap: bool = True) -> Built:
     parts = EngineParts(
         workload=workload.source,
         inbox=Inbox(workload.source),
-        scheduler=_scheduler(scheduler_config, kv),
+        scheduler=scheduler,
         kv=kv,
-        executor=SimulatedExecutor(cost_model, _drafter(scheduler_config, seed)),
+        executor=executor,
         recorder=recorder,
         admission=Admission(
             max_model_len,
@@ -113,6 +151,7 @@ def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         policy=config.policy,
+        scheduler_reserve_full_isl=bool(config.scheduler_reserve_full_isl),
         num_lookahead_tokens=_num_lookahead_tokens(config),
         quirks=config.quirks,
         options=config.options,
@@ -121,6 +160,10 @@ def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
         raise ConfigError(f"scheduler.async_scheduling: kind vllm has it, not '{config.kind}'")
     if config.speculative is not None and config.kind != "vllm" and ":" not in config.kind:
         raise ConfigError(f"scheduler.speculative: kind vllm takes drafts, not '{config.kind}'")
+    if config.scheduler_reserve_full_isl and config.kind != "vllm" and ":" not in config.kind:
+        raise ConfigError(
+            f"scheduler.scheduler_reserve_full_isl: kind vllm has it, not '{config.kind}'"
+        )
     cls = VllmAsyncScheduler if config.async_scheduling else resolve("schedulers", config.kind)
     check_protocol(cls, "schedulers")
     scheduler: Scheduler = cls(params, kv)
@@ -162,8 +205,7 @@ def _groups(loaded: LoadedConfig) -> list[Group]:
     ]
 
 
-def _cost_model(loaded: LoadedConfig) -> CostModel:
-    config = loaded.config.executor.cost
+def _cost_model(loaded: LoadedConfig, config: Cost) -> CostModel:
     cls = resolve("cost_models", config.kind)
     check_protocol(cls, "cost_models")
     cost_model: CostModel
@@ -183,6 +225,9 @@ def _cost_model(loaded: LoadedConfig) -> CostModel:
             name=config.name,
             path=config.path,
             base_dir=loaded.base_dir,
+            kv_cache_dtype=loaded.config.kv_cache.dtype,
+            host_scale=config.host_scale,
+            host=config.host,
         )
     else:
         assert isinstance(config, CustomCost)

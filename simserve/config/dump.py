@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import yaml
 
 from simserve.config.model import RunConfig
 from simserve.config.scalars import AmbiguousScalarError, read_scalar
 
-__all__ = ["dump_config"]
+__all__ = ["dump_config", "dump_plain"]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -27,5 +30,9 @@ _Dumper.add_representer(str, _text)
 
 def dump_config(config: RunConfig) -> str:
     """The configuration in full, keys in the order of the model."""
-    plain = config.model_dump(mode="json")
-    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return dump_plain(config.model_dump(mode="json"))
+
+
+def dump_plain(plain: Mapping[str, Any]) -> str:
+    """Dicts, lists and scalars, keys in their own order."""
+    return yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from simserve.config.base import Registered, Seconds, StrictModel
 
-__all__ = ["Cost", "CustomCost", "Executor", "FormulaCost", "ProfileCost", "RooflineCost"]
+__all__ = [
+    "Cost",
+    "CustomCost",
+    "Executor",
+    "FormulaCost",
+    "ProfileCost",
+    "Real",
+    "RooflineCost",
+    "Simulated",
+]
 
 
 _BUILT_IN = ("formula", "roofline", "profile")
@@ -64,6 +81,10 @@ class ProfileCost(StrictModel):
     """Name of a profile that comes with the package."""
     path: str | None = None
     """A profile of your own, relative to this configuration file."""
+    host_scale: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Factor on all host times: above 1 for a slower host than the measured one."""
+    host: Literal["as_measured", "adds", "overlaps"] = "as_measured"
+    """Whether host time comes on top of GPU time, or runs beside it (asynchronous scheduling)."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -101,10 +122,75 @@ Cost = Annotated[
 ]
 
 
-class Executor(StrictModel):
-    """What runs the steps."""
+class Simulated(StrictModel):
+    """Nothing is computed; a cost model says how long each step takes."""
 
     kind: Literal["simulated"] = "simulated"
-    """simulated: nothing is computed; a cost model says how long each step takes."""
+    """simulated or real."""
     cost: Cost = RooflineCost(kind="roofline")
     """How long a step takes."""
+    noise: Literal["none", "residual"] = "none"
+    """residual: step times scatter as the measured ones did about their profile (seeded)."""
+
+    @model_validator(mode="after")
+    def _noise_has_a_source(self) -> Self:
+        if self.noise == "residual" and not isinstance(self.cost, ProfileCost):
+            raise ValueError("noise residual is drawn from a profile: it needs cost kind profile")
+        return self
+
+
+class Shadow(StrictModel):
+    """A price for each step, beside what it took."""
+
+    cost: Cost
+    """The cost model that names it."""
+
+
+class Real(StrictModel):
+    """The model is computed, and each step takes as long as it does."""
+
+    kind: Literal["real"]
+    """simulated or real."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """cuda: Triton kernels on a GPU; cpu: plain references, for small models."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = "auto"
+    """Type of weights and activations; auto: the model's. float64: on a CPU only."""
+    weights: Annotated[str, Field(min_length=1)] = "random"
+    """random (drawn from `seed`), or a folder with *.safetensors, relative to this file."""
+    attention: Literal["auto", "v1", "v2", "article"] = "auto"
+    """Kernel of decodes: auto splits by the actual lengths; v1 and v2 are those of the first paged
+    attention, and article the rule that chooses between them."""
+    kv_layout: Literal["nhd", "packed"] = "nhd"
+    """How a block holds keys and values; packed is the layout of the first paged attention."""
+    mixed: Literal["varlen", "split"] = "varlen"
+    """Steps with prefills: one attention call, or decodes and prefills apart."""
+    tokens: Literal["replay", "sampled"] = "replay"
+    """What requests go on with: the tokens that the trace dictates, or the likeliest ones."""
+    pace: Literal["virtual", "realtime"] = "virtual"
+    """virtual: time without requests is passed over; realtime: arrivals are waited for."""
+    breakdown: bool = False
+    """Also time KV writes, attention, matrix products and the output head. Costs some time."""
+    shadow: Shadow | None = None
+    """Prices each step beside its measured duration. null: no."""
+    cost: Cost = RooflineCost(kind="roofline")
+    """How long a step takes where the same configuration is simulated beside it."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.dtype == "float64" and self.device != "cpu":
+            raise ValueError("dtype float64 needs device cpu: the GPU kernels stop at float32")
+        if self.device == "cpu" and self.attention != "auto":
+            raise ValueError(
+                f"attention {self.attention} is a GPU kernel: leave it at auto with device cpu"
+            )
+        return self
+
+
+def _simulated_if_not_said(value: Any) -> Any:
+    return {"kind": "simulated", **value} if isinstance(value, dict) else value
+
+
+Executor = Annotated[
+    Annotated[Simulated | Real, Field(discriminator="kind")],
+    BeforeValidator(_simulated_if_not_said),
+]

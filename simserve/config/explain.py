@@ -143,6 +143,8 @@ def _suggest_key(path: KeyPath, document: Document, schema: Schema) -> str:
     here = known_keys(schema, path[:-1], document.root.plain())
     places = paths_by_key(schema)
     if len(places.get(key, ())) == 1:
+        if places[key][0] == path:
+            return f": '{key}' goes with another kind"
         where = dotted(places[key][0][:-1])
         return f": '{key}' belongs {'under ' + where if where else 'at the top level'}"
     if near := get_close_matches(key, here, n=1, cutoff=0.6):

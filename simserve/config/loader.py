@@ -20,7 +20,14 @@ from simserve.config.yaml_text import parse_yaml
 from simserve.errors import ConfigError, Problem
 from simserve.types import GPU, ModelShape
 
-__all__ = ["ConfigSource", "LoadedConfig", "load_config"]
+__all__ = [
+    "ConfigSource",
+    "LoadedConfig",
+    "load_config",
+    "read_document",
+    "resolve_document",
+    "validate",
+]
 
 ConfigSource = str | Path | Mapping[str, object] | RunConfig
 """A YAML file's path, the same as nested dicts, or a configuration already made."""
@@ -62,9 +69,21 @@ def load_config(
         ConfigError: all that is wrong, with positions.
         CapacityError: the model's file cannot be used.
     """
-    document = _read(source)
+    document = read_document(source)
     apply_overrides(document, overrides)
-    config = _validate(document)
+    _refuse_sweep(document)
+    return resolve_document(validate(document), document, source, base_dir)
+
+
+def resolve_document(
+    config: RunConfig, document: Document, source: ConfigSource, base_dir: Path | None = None
+) -> LoadedConfig:
+    """Write out the defaults of `config`, which `validate` has made of `document`.
+
+    Raises:
+        ConfigError: values that do not go together, with positions.
+        CapacityError: the model's file cannot be used.
+    """
     if base_dir is None:
         base_dir = Path(source).parent if isinstance(source, str | Path) else Path()
     named = {"config": config.model.config} if isinstance(config.model, ModelFile) else config.model
@@ -84,7 +103,12 @@ def load_config(
     )
 
 
-def _read(source: ConfigSource) -> Document:
+def read_document(source: ConfigSource) -> Document:
+    """The tree of a configuration, with what is wrong with its text.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
     if isinstance(source, RunConfig):
         return Document(from_python(source.model_dump(exclude_unset=True)))
     if isinstance(source, Mapping):
@@ -116,7 +140,18 @@ def _text(path: Path) -> str:
         raise ConfigError([place.problem((), message)]) from None
 
 
-def _validate(document: Document) -> RunConfig:
+def _refuse_sweep(document: Document) -> None:
+    if document.root.child("sweep") is not None:
+        message = "this is a sweep, several runs: `simserve sweep` starts it"
+        raise ConfigError([document.place_of(("sweep",)).problem(("sweep",), message)])
+
+
+def validate(document: Document) -> RunConfig:
+    """The document as the model of a configuration.
+
+    Raises:
+        ConfigError: all that is wrong, with positions.
+    """
     problems = list(document.problems)
     try:
         config = RunConfig.model_validate(document.root.plain())

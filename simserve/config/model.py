@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, JsonValue, Tag
 
 from simserve.config import presets
 from simserve.config.base import OneOf, StrictModel
-from simserve.config.executor import Executor
+from simserve.config.executor import Executor, Simulated
 from simserve.config.kv_cache import KVCache
 from simserve.config.metrics import Metrics
 from simserve.config.scheduler import Scheduler
@@ -45,7 +45,7 @@ class RunConfig(StrictModel):
     """Who decides what runs in each step."""
     kv_cache: KVCache = KVCache()
     """The block pool and the prefix cache."""
-    executor: Executor = Executor()
+    executor: Executor = Simulated()
     """What runs the steps, and how long they take."""
     metrics: Metrics = Metrics()
     """What is measured and written."""

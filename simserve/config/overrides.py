@@ -8,7 +8,7 @@ from simserve.config.document import Document, KeyPath, Node, Place, from_python
 from simserve.config.yaml_text import parse_yaml
 from simserve.errors import ConfigError, Problem
 
-__all__ = ["Overrides", "apply_overrides"]
+__all__ = ["Overrides", "apply_overrides", "set_value"]
 
 Overrides = Iterable[str] | Mapping[str, object]
 """`KEY=VALUE` strings, or values by dotted path. The last of several for one key wins."""
@@ -23,7 +23,7 @@ def apply_overrides(document: Document, overrides: Overrides) -> None:
     """
     problems: list[Problem] = []
     for path, node in _read(overrides, problems):
-        if problem := _set(document.root, path, node):
+        if problem := set_value(document.root, path, node):
             problems.append(problem)
     if problems:
         raise ConfigError(problems)
@@ -72,7 +72,8 @@ def _all_at(node: Node, place: Place) -> Node:
     return node
 
 
-def _set(root: Node, path: KeyPath, value: Node) -> Problem | None:
+def set_value(root: Node, path: KeyPath, value: Node) -> Problem | None:
+    """Set the value at `path`. A problem: the path leads through something that is no mapping."""
     node = root
     for depth, key in enumerate(path[:-1]):
         inner = node.child(_index(node, key))

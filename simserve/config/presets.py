@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from simserve.errors import ConfigError, Problem, UnknownNameError, did_you_mean
+from simserve.executor.real.decoder_shape import DecoderShape, decoder_shape
 from simserve.shapes import dtype_bytes
 from simserve.types import GPU, ModelShape
 
-__all__ = ["gpu_names", "load_gpu", "load_model", "model_names"]
+__all__ = ["gpu_names", "load_decoder_shape", "load_gpu", "load_model", "model_names"]
 
 _DENSE_FIELDS = (
     "num_hidden_layers",
@@ -58,9 +59,28 @@ def load_model(spec: str | Mapping[str, Any], base_dir: Path | None = None) -> M
         UnknownNameError: no preset has this name.
         ConfigError: the file cannot be read, lacks a field, or describes what is not modelled.
     """
+    return _model(spec, base_dir)[0]
+
+
+def load_decoder_shape(spec: str | Mapping[str, Any], base_dir: Path | None = None) -> DecoderShape:
+    """What the real executor computes for a model given as to `load_model`.
+
+    Raises:
+        UnknownNameError: no preset has this name.
+        ConfigError: as `load_model`, and for a model that the real executor does not run.
+    """
+    return decoder_shape(*_model(spec, base_dir))
+
+
+def _model(
+    spec: str | Mapping[str, Any], base_dir: Path | None
+) -> tuple[ModelShape, Mapping[str, Any], str]:
+    """The sizes, the keys of a config.json that tell the rest, and what to call their source."""
     if isinstance(spec, str):
         hint = "or give {config: path/to/config.json}"
-        return ModelShape(**_preset("models", "model", spec, hint))
+        fields = _preset("models", "model", spec, hint)
+        decoder = fields.pop("decoder", {})
+        return ModelShape(**fields), decoder, f"model preset '{spec}'"
     unknown = [key for key in spec if key != "config"]
     if unknown or not isinstance(spec.get("config"), str):
         raise ConfigError("model: give a preset's name or {config: path/to/config.json}")
@@ -68,7 +88,8 @@ def load_model(spec: str | Mapping[str, Any], base_dir: Path | None = None) -> M
     if (Path(base_dir or "") / shown).is_dir():
         shown /= "config.json"
     config = _read_json(Path(base_dir or "") / shown, str(shown))
-    return _from_hugging_face(config, str(shown), shown.parent.name or shown.stem)
+    shape = _from_hugging_face(config, str(shown), shown.parent.name or shown.stem)
+    return shape, config, str(shown)
 
 
 def _names(folder: str) -> list[str]:

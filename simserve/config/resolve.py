@@ -152,11 +152,15 @@ def _with_defaults(scheduler: Scheduler, model: ModelShape, gpu: GPU) -> Schedul
     elif budget is None:
         budget = max_model_len
     max_num_seqs = scheduler.max_num_seqs or min(1024 if is_large else 256, budget)
+    reserves_all = scheduler.scheduler_reserve_full_isl
+    if reserves_all is None:
+        reserves_all = scheduler.kind == "vllm" and scheduler.compat == "0.20.2"
     return scheduler.model_copy(
         update={
             "max_model_len": max_model_len,
             "max_num_batched_tokens": budget,
             "max_num_seqs": max_num_seqs,
+            "scheduler_reserve_full_isl": reserves_all,
         }
     )
 

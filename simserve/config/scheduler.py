@@ -27,8 +27,9 @@ class Scheduler(StrictModel):
 
     kind: Annotated[str, Registered("schedulers")] = "vllm"
     """vllm, fcfs_static, prefill_first, sarathi, sjf, or a class of your own as 'module:Class'."""
-    compat: Literal["0.11.0"] = "0.11.0"
-    """Version of vLLM whose decisions are reproduced."""
+    compat: Literal["0.11.0", "0.20.2"] = "0.11.0"
+    """Version of vLLM whose decisions are reproduced. 0.20.2 is 0.11.0 with
+    scheduler_reserve_full_isl; defaults of other keys are those of 0.11.0."""
     policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of the waiting queue."""
     max_num_batched_tokens: Count | None = None
@@ -39,6 +40,9 @@ class Scheduler(StrictModel):
     else 256; at most max_num_batched_tokens."""
     long_prefill_token_threshold: Natural = 0
     """Most tokens of one request in a step; 0 is off."""
+    scheduler_reserve_full_isl: bool | None = None
+    """Whether a request is admitted only if all its tokens, not just its next chunk, would find
+    blocks. null: as `compat` has it (kind vllm: on since 0.20.2)."""
     enable_chunked_prefill: bool = True
     """Whether a prompt may be computed in several steps."""
     max_model_len: Count | None = None

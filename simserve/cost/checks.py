@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from simserve.errors import ConfigError, Problem
 
-__all__ = ["check_fractions", "check_not_negative"]
+__all__ = ["check_fractions", "check_not_negative", "check_positive"]
 
 
 def check_not_negative(kind: str, parameters: Mapping[str, float]) -> None:
@@ -16,6 +16,15 @@ def check_not_negative(kind: str, parameters: Mapping[str, float]) -> None:
         kind,
         {k: v for k, v in parameters.items() if not (math.isfinite(v) and v >= 0)},
         "must be a finite number of at least 0",
+    )
+
+
+def check_positive(kind: str, parameters: Mapping[str, float]) -> None:
+    """Raise ConfigError naming every parameter that is not a finite number above 0."""
+    _raise_for(
+        kind,
+        {k: v for k, v in parameters.items() if not (math.isfinite(v) and v > 0)},
+        "must be a finite number above 0",
     )
 
 

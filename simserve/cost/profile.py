@@ -1,41 +1,48 @@
-"""Step times from measured coefficients: a sum of slopes, hinges and tables over the features."""
+"""Step times from a profile: what a real engine's steps were measured to cost."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from pathlib import Path as FilePath
+from typing import Any, Literal
 
 import numpy as np
 
+from simserve.cost.checks import check_positive
 from simserve.cost.features import Features, extract
-from simserve.cost.profile_file import STEP, ProfileFile, Term, load_profile
+from simserve.cost.profile_file import load_profile
+from simserve.cost.regimes import regime_of_counts
+from simserve.cost.step_model import PARTS, Path, larger, rates, sheet, step_parts
+from simserve.cost.step_work import StepWork, step_work
 from simserve.errors import ConfigError, OutOfDomainError
 from simserve.protocols import Price
-from simserve.types import GPU, ModelShape, StepRun
+from simserve.shapes import resolve_kv_dtype
+from simserve.types import GPU, ModelShape, StepPlan, StepRun, TraceRequest
 
 __all__ = ["ProfileCost"]
 
-Number = Any
-"""A float for a single step, a float64 array for a run: the same operations serve both."""
+_HOST_PARTS = ("schedule_s", "inputs_s", "update_s")
+_HOST_PLACES = tuple(PARTS.index(part) for part in _HOST_PARTS)
+_TINY_S = 1e-30
+_GPU_PLACES = tuple(at for at in range(len(PARTS)) if at not in _HOST_PLACES)
 
 
 class ProfileCost:
-    """Prices steps by a profile (see `profile_file` for the format).
+    """Prices steps by a profile; docs/cost-models.md has its formulas.
 
-    Outside the measured domain the outermost slope goes on, which keeps the price monotone, and
-    the step is counted in `out_of_domain_steps`; a profile may forbid it instead.
+    Outside the measured domain the formulas go on, which are monotone, and the step is counted in
+    `out_of_domain_steps`; a profile may forbid it instead. Another model is priced by its shape.
 
     Args:
-        model: the model that is simulated; its name must be the profile's.
+        model: the model that is simulated.
         gpu: the GPU that is simulated; its name must be the profile's.
         name: a profile that comes with the package, or
         path: a profile's file, relative to `base_dir`.
+        kv_cache_dtype: dtype of the KV cache; `auto` is the model's.
+        host_scale: factor on all host times: above 1 for a slower host than the measured one.
+        host: `adds` to GPU time or `overlaps` it; `as_measured`: what the profile says.
 
     Raises:
-        UnknownNameError, ConfigError: see `load_profile`; or the profile is of something else.
+        UnknownNameError, ConfigError: see `load_profile`; or the profile is of another GPU.
     """
 
     def __init__(
@@ -44,47 +51,117 @@ class ProfileCost:
         gpu: GPU,
         *,
         name: str | None = None,
-        path: str | Path | None = None,
-        base_dir: Path | None = None,
+        path: str | FilePath | None = None,
+        base_dir: FilePath | None = None,
+        kv_cache_dtype: str = "auto",
+        host_scale: float = 1.0,
+        host: Literal["as_measured", "adds", "overlaps"] = "as_measured",
     ) -> None:
+        check_positive("profile", {"host_scale": host_scale})
         self.profile = load_profile(name, path, base_dir)
-        _check_subject(self.profile, model, gpu)
+        if self.profile.gpu != gpu.name:
+            raise ConfigError(
+                f"profile '{self.profile.name}' was measured on gpu '{self.profile.gpu}', "
+                f"the configuration has '{gpu.name}'"
+            )
         self.out_of_domain_steps = 0
+        self._model = model.name
         self._window = model.sliding_window
-        self._parts = tuple(dict.fromkeys(term.part for term in self.profile.terms))
-        self._terms = [
-            (self._parts.index(term.part), term.feature, _evaluator(term))
-            for term in self.profile.terms
-        ]
+        self._coefficients = self.profile.coefficients
+        of_model = sheet(model, gpu, resolve_kv_dtype(model, kv_cache_dtype))
+        self._rates = rates(self._coefficients, of_model)
+        self._graph_sizes = self.profile.graphs.sizes
+        self._full_up_to = self.profile.graphs.full_up_to
+        self._prefill_graph_sizes = self._graph_sizes if self.profile.graphs.piecewise else []
+        self._host_scale = host_scale
+        self._host = self.profile.host if host == "as_measured" else host
+        self._outside: dict[str, float] = {}
+
+    @property
+    def timing(self) -> str:
+        """Whose step times these are."""
+        engine = self.profile.engine
+        return f"profile {self.profile.name} ({engine.name} {engine.timing_version})"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of results must know: where the profile went beyond its measurements."""
+        name, found = self.profile.name, []
+        if self._model not in self.profile.measured_models:
+            found.append(
+                f"profile '{name}': model '{self._model}' was not measured; it is priced by its "
+                f"shape from {', '.join(self.profile.measured_models)}"
+            )
+        if self._host != self.profile.host:
+            found.append(
+                f"profile '{name}': measured with host time that {self.profile.host}, priced as "
+                f"if it {self._host}"
+            )
+        if self._outside:
+            worst = (
+                f"{feature} = {value:g} (measured: {low:g} to {high:g})"
+                for feature, value in self._outside.items()
+                for low, high in [self.profile.domain[feature]]
+            )
+            found.append(
+                f"profile '{name}': {self.out_of_domain_steps} steps lie outside what was measured "
+                f"and are extrapolated: {', '.join(worst)}"
+            )
+        return tuple(found)
 
     def price(self, run: StepRun) -> Price:
         """Durations and parts of the steps of a run; a step without tokens costs 0.
 
         Raises:
-            OutOfDomainError: a step lies outside the measured domain and the profile forbids that,
-                or the profile gives it no time at all.
+            OutOfDomainError: a step lies outside the measured domain and the profile forbids that.
+        """
+        return self.price_on(run, 1.0)
+
+    def price_on(self, run: StepRun, host_factor: Any) -> Price:
+        """The same on a host that is slower by a factor: a number, or one for each step.
+
+        Raises:
+            OutOfDomainError: as `price` has it.
         """
         features = extract(run, self._window)
-        table = np.zeros((1 + len(self._parts), run.count))
         if features.num_tokens == 0:
-            return self._price(table)
+            return Price([0.0] * run.count, dict.fromkeys(PARTS, 0.0))
         self._check_domain(features, run.count)
-        totals: list[Number] = [0.0] * len(self._parts)
-        for part, feature, seconds in self._terms:
-            value = 1 if feature == STEP else getattr(features, feature)
-            totals[part] = totals[part] + seconds(value)
-        for row, total in zip(table[1:], totals, strict=True):
-            row[:] = total
-            table[0] += row
-        if not table[0].min() > 0.0:
-            raise OutOfDomainError(
-                f"profile '{self.profile.name}' gives a step of {features.num_tokens} tokens no "
-                "time; give it a positive 'step' term"
-            )
-        return self._price(table)
+        sizes = self._prefill_graph_sizes if features.num_prefills else self._graph_sizes
+        work = step_work(run, features, sizes, self._window)
+        host_scale = self._host_scale * host_factor
+        parts = list(step_parts(self._rates, work, self._path(work, sizes), host_scale))
+        if self._host == "overlaps":
+            _hide_host(parts)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        durations_s = [float(total)] if run.count == 1 else total.tolist()
+        return Price(durations_s, dict(zip(PARTS, parts, strict=True)))
 
-    def _price(self, table: Any) -> Price:
-        return Price(table[0], dict(zip(self._parts, table[1:], strict=True)))
+    def after_step_s(self, plan: StepPlan) -> float:
+        """Time of the engine's loop after a step (s)."""
+        c = self._coefficients
+        requests_s = c["loop_request_s"] * len(plan.request_ids)
+        return self._host_scale * (c["loop_step_s"] + requests_s)
+
+    def take_in_s(self, request: TraceRequest) -> float:
+        """Time of the engine's loop to take in one request (s)."""
+        c = self._coefficients
+        prompt_s = c["intake_token_s"] * request.prompt_len
+        return self._host_scale * (c["intake_request_s"] + prompt_s)
+
+    def regime(self, run: StepRun) -> str:
+        """The regime of the steps of a run, as in the profile's errors and residuals."""
+        num_tokens = run.plan.num_tokens
+        return regime_of_counts(sum(num_tokens), len(num_tokens), num_tokens.count(1))
+
+    def _path(self, work: StepWork, graph_sizes: list[int]) -> Path:
+        tokens = work.num_padded_tokens
+        if not graph_sizes or tokens > graph_sizes[-1]:
+            return Path.EAGER
+        alone = work.num_prefills is None and tokens <= self._full_up_to
+        return Path.FULL if alone else Path.PIECEWISE
 
     def _check_domain(self, features: Features, count: int) -> None:
         """Count the steps outside the domain, or refuse them."""
@@ -92,55 +169,29 @@ class ProfileCost:
         for feature, (low, high) in self.profile.domain.items():
             value = getattr(features, feature)
             beyond = (value < low) | (value > high)
-            if self.profile.out_of_domain == "error" and np.any(beyond):
-                worst = np.max(value) if np.max(value) > high else np.min(value)
+            if not (beyond if isinstance(value, int) else beyond.any()):
+                continue
+            outside = outside | beyond
+            far = float(np.max(value) if np.max(value) > high else np.min(value))
+            if self.profile.out_of_domain == "error":
                 raise OutOfDomainError(
-                    f"profile '{self.profile.name}': {feature} = {worst} is outside the measured "
+                    f"profile '{self.profile.name}': {feature} = {far:g} is outside the measured "
                     f"{low:g} to {high:g}, and the profile forbids extrapolation"
                 )
-            outside = outside | beyond
-        self.out_of_domain_steps += int(np.broadcast_to(outside, count).sum())
+            known = self._outside.get(feature, far)
+            self._outside[feature] = max(known, far) if far > high else min(known, far)
+        if outside is not False:
+            self.out_of_domain_steps += int(np.broadcast_to(outside, count).sum())
 
 
-def _check_subject(profile: ProfileFile, model: ModelShape, gpu: GPU) -> None:
-    """Raise ConfigError if the profile was measured on another model or GPU."""
-    for what, measured, wanted in (
-        ("model", profile.model, model.name),
-        ("gpu", profile.gpu, gpu.name),
-    ):
-        if measured != wanted:
-            raise ConfigError(
-                f"profile '{profile.name}' was measured with {what} '{measured}', "
-                f"the configuration has '{wanted}'"
-            )
-
-
-def _evaluator(term: Term) -> Callable[[Number], Number]:
-    """The function of the feature's value that a term stands for."""
-    if term.points is not None:
-        return _table(term.points)
-    slope, hinge = term.seconds_per_unit or 0.0, term.above
-
-    def line(value: Number) -> Number:
-        over = value - hinge
-        return slope * (max(over, 0.0) if isinstance(over, float) else np.maximum(over, 0.0))
-
-    return line
-
-
-def _table(points: Sequence[tuple[float, float]]) -> Callable[[Number], Number]:
-    """Linear interpolation in the value itself; outside, the outermost slope, never below 0."""
-    xs = [x for x, _ in points]
-    ys = [y for _, y in points]
-    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(points)]
-    slopes.append(slopes[-1])
-    x_array, y_array, slope_array = np.array(xs), np.array(ys), np.array(slopes)
-
-    def interpolate(value: Number) -> Number:
-        if isinstance(value, int):
-            i = max(bisect_right(xs, value) - 1, 0)
-            return max(ys[i] + slopes[i] * (value - xs[i]), 0.0)
-        at = np.maximum(np.searchsorted(x_array, value, side="right") - 1, 0)
-        return np.maximum(y_array[at] + slope_array[at] * (value - x_array[at]), 0.0)
-
-    return interpolate
+def _hide_host(parts: list[Any]) -> None:
+    """Leave of the host's parts what exceeds the GPU's: the rest runs beside it."""
+    host = parts[_HOST_PLACES[0]]
+    for at in _HOST_PLACES[1:]:
+        host = host + parts[at]
+    gpu = parts[_GPU_PLACES[0]]
+    for at in _GPU_PLACES[1:]:
+        gpu = gpu + parts[at]
+    share = larger(host - gpu, 0.0) / larger(host, _TINY_S)
+    for at in _HOST_PLACES:
+        parts[at] = share * parts[at]

@@ -1,11 +1,10 @@
-"""The file format of a cost profile: what it was measured on, and seconds per unit of a feature."""
+"""The file format of a cost profile: measured coefficients, on what, how well they fit."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,15 +12,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from simserve.cost.features import UNITS
+from simserve.cost.regimes import REGIMES
+from simserve.cost.step_model import COEFFICIENTS
 from simserve.errors import ConfigError, Problem, UnknownNameError, did_you_mean
 
-__all__ = ["Engine", "ProfileFile", "Term", "load_profile", "profile_names"]
+__all__ = [
+    "Engine",
+    "Graphs",
+    "LogFile",
+    "ProfileFile",
+    "RegimeError",
+    "load_profile",
+    "profile_names",
+]
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=False)]
-Point = tuple[Finite, Annotated[Finite, Field(ge=0)]]
-STEP = "step"
-"""The feature that is 1 in every step, in steps: its coefficient is the fixed cost."""
-PROFILE_UNITS = {STEP: "steps", **UNITS}
+Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
 
 
 class _Strict(BaseModel):
@@ -38,35 +44,40 @@ class Engine(_Strict):
     """Version whose scheduling rules formed the measured steps."""
 
 
-class Term(_Strict):
-    """One addend: a slope, from a hinge on if given, or a table of points (unit, seconds)."""
+class Graphs(_Strict):
+    """CUDA graphs: sizes captured, and up to which size decodes alone run as one graph."""
 
-    feature: str
-    unit: str
-    part: str = "gpu_s"
-    seconds_per_unit: Finite | None = None
-    above: Annotated[Finite, Field(ge=0)] = 0.0
-    """The hinge: only what exceeds it counts."""
-    points: Annotated[list[Point], Field(min_length=2)] | None = None
+    sizes: Annotated[list[int], Field(min_length=1)]
+    full_up_to: int
+    piecewise: bool = True
+    """Whether steps with prefills run as graphs between attention calls, up to the largest size;
+    else kernel by kernel, without padding."""
 
     @model_validator(mode="after")
-    def _check(self) -> Term:
-        if self.feature not in PROFILE_UNITS:
-            raise ValueError(
-                f"feature '{self.feature}' is not known{did_you_mean(self.feature, PROFILE_UNITS)};"
-                f" there are {', '.join(PROFILE_UNITS)}"
-            )
-        unit = PROFILE_UNITS[self.feature]
-        if self.unit != unit:
-            raise ValueError(f"feature '{self.feature}' is in {unit}, not in '{self.unit}'")
-        if (self.seconds_per_unit is None) == (self.points is None):
-            raise ValueError("give either seconds_per_unit or points")
-        if self.points is not None and self.above:
-            raise ValueError("points and above exclude each other")
-        xs = [x for x, _ in self.points or ()]
-        if any(left >= right for left, right in pairwise(xs)):
-            raise ValueError("the points' first numbers must increase")
+    def _check(self) -> Graphs:
+        if self.sizes != sorted(set(self.sizes)) or self.sizes[0] < 1:
+            raise ValueError("sizes must be positive and increase")
         return self
+
+
+class LogFile(_Strict):
+    """A file of measured steps."""
+
+    name: str
+    sha256: str
+    num_steps: int
+    host_scale: Ratio
+    """How much longer schedule() and update() took there than this profile says."""
+
+
+class RegimeError(_Strict):
+    """How far predicted step times are from measured ones."""
+
+    num_steps: int
+    mape: float
+    """Mean of |predicted - measured| / measured."""
+    bias: float
+    """Sum of predicted over sum of measured times, minus 1."""
 
 
 class ProfileFile(_Strict):
@@ -75,31 +86,63 @@ class ProfileFile(_Strict):
     schema_version: Literal[1]
     name: str
     model: str
+    """The model at whose host speed `host_scale` is 1."""
+    measured_models: Annotated[list[str], Field(min_length=1)]
+    """All models whose steps were fitted; others are priced by their shape, and flagged."""
     gpu: str
     engine: Engine
     attention_path: str
     """Attention kernel and graph mode that was measured."""
     measured_on: str
     """Machine, software and date."""
+    host: Literal["adds", "overlaps"]
+    """Whether host time came on top of GPU time, or ran beside it (asynchronous scheduling)."""
+    graphs: Graphs
     out_of_domain: Literal["extrapolate", "error"] = "extrapolate"
     domain: dict[str, tuple[Finite, Finite]]
-    """Smallest and largest measured value of every feature that a term uses."""
-    terms: Annotated[list[Term], Field(min_length=1)]
+    """Smallest and largest measured value of counts of a step."""
+    coefficients: dict[str, Finite]
+    residuals: dict[str, Annotated[list[Ratio], Field(min_length=2)]] = {}
+    """By regime: quantiles of measured over predicted step time, evenly spaced, of mean 1. Each
+    step is taken at its host's speed at that time."""
+    host_residuals: Annotated[list[Ratio], Field(min_length=2)] = [1.0, 1.0]
+    """Quantiles of the host's speed about a log's mean, evenly spaced, of mean 1."""
+    host_residual_steps: Annotated[int, Field(ge=1)] = 1
+    """For so many steps the host keeps a speed."""
+    repeat_spread: dict[str, dict[str, Finite]] = {}
+    """Half range over mean of what repeats on the real engine gave, `below` saturation and
+    `near_saturation`, by names such as `ttft_p50`."""
+    errors: dict[str, dict[str, RegimeError]] = {}
+    """By what was known (`blind`, `host_known`) of files that were not fitted, by regime."""
+    fitted: list[LogFile] = []
+    held_out: list[LogFile] = []
 
     @model_validator(mode="after")
     def _check(self) -> ProfileFile:
-        used = {term.feature: None for term in self.terms if term.feature != STEP}
-        for feature in used:
-            if feature not in self.domain:
-                raise ValueError(f"domain lacks feature '{feature}', which a term uses")
-        for feature, (low, high) in self.domain.items():
-            if feature not in used:
-                raise ValueError(f"domain names '{feature}', which no term uses")
+        _check_names("coefficient", self.coefficients, COEFFICIENTS)
+        _check_names("count", self.domain, UNITS)
+        _check_names("regime", self.residuals, REGIMES)
+        if missing := [name for name in COEFFICIENTS if name not in self.coefficients]:
+            raise ValueError(f"coefficients lack {', '.join(missing)}")
+        for name, value in self.coefficients.items():
+            low, high = COEFFICIENTS[name].low, COEFFICIENTS[name].high
+            if not low <= value <= high:
+                raise ValueError(f"coefficient '{name}' is {value:g}, not from {low:g} to {high:g}")
+        for name, (low, high) in self.domain.items():
             if low > high:
-                raise ValueError(f"domain of '{feature}' is empty: {low} to {high}")
-        for feature in used:
-            _check_monotone(feature, [term for term in self.terms if term.feature == feature])
+                raise ValueError(f"domain of '{name}' is empty: {low:g} to {high:g}")
+        if twice := {one.sha256 for one in self.fitted} & {one.sha256 for one in self.held_out}:
+            raise ValueError(f"a file is both fitted and held out: sha256 {twice.pop()}")
         return self
+
+
+def _check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{kind} '{name}' is not known{did_you_mean(name, known)}; "
+                f"there are {', '.join(known)}"
+            )
 
 
 def profile_names() -> list[str]:
@@ -156,26 +199,11 @@ def _problem(file: str, detail: ErrorDetails) -> Problem:
     path = ".".join(str(key) for key in detail["loc"])
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
-        known = [*ProfileFile.model_fields, *Term.model_fields, *Engine.model_fields]
+        known = [
+            *ProfileFile.model_fields,
+            *Engine.model_fields,
+            *Graphs.model_fields,
+            *LogFile.model_fields,
+        ]
         message = f"this field is not known{did_you_mean(str(detail['loc'][-1]), known)}"
     return Problem(path=path, message=message, file=file)
-
-
-def _check_monotone(feature: str, terms: Sequence[Term]) -> None:
-    """Raise ValueError if the summed slope of a feature is negative anywhere."""
-    changes: list[tuple[float, float]] = []
-    for term in terms:
-        if term.points is None:
-            changes.append((term.above, term.seconds_per_unit or 0.0))
-            continue
-        slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(term.points)]
-        knots = [0.0, *(x for x, _ in term.points[1:-1])]
-        changes += zip(knots, (b - a for a, b in pairwise([0.0, *slopes])), strict=True)
-    tolerance = 1e-12 * max(abs(change) for _, change in changes)
-    slope = 0.0
-    for knot in sorted({knot for knot, _ in changes}):
-        slope += sum(change for at, change in changes if at == knot)
-        if slope < -tolerance:
-            raise ValueError(
-                f"feature '{feature}' is not monotone: more of it costs less beyond {knot:g}"
-            )

@@ -72,7 +72,7 @@ class CaseRecord:
     def stepped(self, record: StepRecord) -> None:
         """Add the times, which are known only now."""
         step = self._steps[record.run.plan.step]
-        step["t"] = [_rounded(record.start_s), _rounded(float(record.result.ends_s[-1]))]
+        step["t"] = [_rounded(record.start_s), _rounded(record.result.ends_s[-1])]
         if self._config["async_scheduling"]:
             step["ts"] = _rounded(record.scheduled_at_s)
 
@@ -117,7 +117,7 @@ class CaseRecord:
         if self._config.get("record_queue", True):
             step["fq"] = zlib.crc32(",".join(map(str, self._kv.pool.free_queue)).encode())
         if self._config["enable_prefix_caching"]:
-            step["nc"] = self._kv.stats.num_cached_keys
+            step["nc"] = self._kv.num_cached_keys
         if output.finished:
             step["fin"] = [int(r.request_id) for r in output.finished]
         for request_id, count in zip(plan.request_ids, output.num_emitted, strict=True):

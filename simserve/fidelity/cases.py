@@ -16,11 +16,23 @@ from simserve.errors import TraceError
 from simserve.segments import Segments
 from simserve.types import TraceRequest
 
-__all__ = ["Case", "case_requests", "load_case"]
+__all__ = ["Case", "case_requests", "check_case_keys", "load_case", "load_document"]
 
 Case = dict[str, Any]
 
 VOCABULARY = 32000
+
+
+def load_document(path: Path) -> object:
+    """Read a gzipped JSON file.
+
+    Raises:
+        TraceError: it cannot be read, or is none.
+    """
+    try:
+        return json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: not a gzipped JSON file: {error}") from error
 
 
 def load_case(path: Path) -> Case:
@@ -29,19 +41,24 @@ def load_case(path: Path) -> Case:
     Raises:
         TraceError: the file cannot be read, or is not a case of format 1.
     """
-    try:
-        case = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: not a gzipped JSON case: {error}") from error
+    return check_case_keys(path, load_document(path))
+
+
+def check_case_keys(path: Path, case: object) -> Case:
+    """The case that a file's document is.
+
+    Raises:
+        TraceError: it is not a case of format 1.
+    """
+    if not isinstance(case, dict):
+        raise TraceError(f"{path}: not a case of format 1: it is no JSON object")
     missing = [
-        key
-        for key in ("config", "workload", "steps", "requests", "summary")
-        if not isinstance(case, dict) or key not in case
+        key for key in ("config", "workload", "steps", "requests", "summary") if key not in case
     ]
     if missing or case.get("format") != 1:
         what = f"it lacks {', '.join(missing)}" if missing else f"format {case.get('format')!r}"
         raise TraceError(f"{path}: not a case of format 1: {what}")
-    return dict(case)
+    return case
 
 
 def case_requests(case: Case) -> list[TraceRequest]:

@@ -1,4 +1,4 @@
-"""Conformance: simulate a recorded case and compare every recorded field."""
+"""Conformance: simulate a recorded case, or replay a step log, and compare what was recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from simserve.engine.simulation import simulate
 from simserve.executor.drafts import MadeUpDrafter
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity.case_record import CaseRecord
-from simserve.fidelity.cases import Case, case_requests, load_case
+from simserve.fidelity.cases import Case, case_requests, check_case_keys, load_document
+from simserve.fidelity.log_run import replay_log
+from simserve.fidelity.plans import PlanCheck, PlanDifference
+from simserve.fidelity.vllm_log import is_vllm_log, parse_vllm_log
 from simserve.kv.groups import FullAttention, Group, SlidingWindow
 from simserve.kv.manager import PagedKVCacheManager
 from simserve.sched.params import SchedulerParams
@@ -46,16 +49,19 @@ class Conformance:
     name: str
     num_steps: int
     num_requests: int
-    difference: Difference | None
+    difference: Difference | PlanDifference | None
 
 
 def check_case(path: Path) -> Conformance:
-    """Simulate the case in `path` and compare.
+    """Simulate the case, or replay the step log, in `path` and compare.
 
     Raises:
-        TraceError: the file is not a case.
+        TraceError: the file is neither.
     """
-    case = load_case(path)
+    document = load_document(path)
+    if is_vllm_log(document):
+        return _check_log(path, document)
+    case = check_case_keys(path, document)
     got = simulate_case(case)
     return Conformance(
         str(case.get("name", path.name)),
@@ -63,6 +69,14 @@ def check_case(path: Path) -> Conformance:
         len(case["requests"]),
         _first_difference(case, got),
     )
+
+
+def _check_log(path: Path, document: Any) -> Conformance:
+    """Compare every plan of a step log, its measured times fed back."""
+    log = parse_vllm_log(path, document)
+    plans = PlanCheck(log)
+    replay_log(log, plans)
+    return Conformance(log.name, len(log.steps), len(log.requests), plans.finish())
 
 
 def simulate_case(case: Case) -> Case:

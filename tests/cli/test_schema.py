@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from simserve.cli.main import app
 from simserve.config.loader import load_config
+from simserve.config.sweep_loader import load_points, load_sweep
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "schema" / "simserve.schema.json"
@@ -45,9 +46,12 @@ def test_every_configuration_names_the_schema_and_fulfils_it(config: Path) -> No
 
 @pytest.mark.parametrize("config", CONFIGS, ids=relative)
 def test_every_configuration_loads(config: Path) -> None:
-    loaded = load_config(config)
-    assert loaded.warnings == ()
-    assert loaded.reachable_in_engine
+    is_sweep = "sweep" in yaml.safe_load(config.read_text())
+    points = load_points(load_sweep(config)) if is_sweep else []
+    for loaded in [point.loaded for point in points] or [load_config(config)]:
+        assert loaded is not None
+        assert loaded.warnings == ()
+        assert loaded.reachable_in_engine
 
 
 def test_every_key_is_described() -> None:

@@ -36,32 +36,51 @@ def step() -> Callable[..., StepRun]:
 
 @pytest.fixture(scope="session")
 def profile_json() -> dict[str, Any]:
-    """A synthetic profile with a slope, a hinge and a table."""
+    """A profile with round numbers."""
+    coefficients = {
+        "schedule_step_s": 1e-4,
+        "schedule_request_s": 1e-5,
+        "schedule_new_request_s": 2e-5,
+        "schedule_new_token_s": 1e-7,
+        "inputs_step_s": 1e-3,
+        "inputs_request_s": 2e-5,
+        "update_step_s": 3e-5,
+        "update_request_s": 5e-6,
+        "loop_step_s": 1e-5,
+        "loop_request_s": 1e-6,
+        "intake_request_s": 3e-4,
+        "intake_token_s": 2e-7,
+        "launch_step_s": 3e-3,
+        "launch_eager_layer_s": 4e-4,
+        "kernel_gap_layer_s": 3e-5,
+        "mixed_layer_s": 5e-5,
+        "linear_bandwidth": 0.8,
+        "linear_flops": 0.75,
+        "linear_blend": 0.2,
+        "cached_tokens": 1000.0,
+        "kv_bandwidth": 0.9,
+        "kv_imbalance": 0.3,
+        "decode_tokens": 250.0,
+        "prefill_flops": 0.6,
+        "launch_blend": 0.25,
+    }
     return {
         "schema_version": 1,
         "name": "synthetic",
         "model": "llama-3.1-8b",
+        "measured_models": ["llama-3.1-8b"],
         "gpu": "h200",
         "engine": {"name": "none", "timing_version": "0", "decision_version": "0.11.0"},
         "attention_path": "none",
         "measured_on": "made up for tests",
+        "host": "adds",
+        "graphs": {"sizes": [1, 2, 4, *range(8, 513, 8)], "full_up_to": 256},
         "domain": {"num_tokens": [1, 4096], "num_reqs": [1, 256], "decode_kv_tokens": [0, 500000]},
-        "terms": [
-            {"feature": "step", "unit": "steps", "part": "host_s", "seconds_per_unit": 1e-3},
-            {"feature": "num_reqs", "unit": "requests", "part": "host_s", "seconds_per_unit": 2e-5},
-            {
-                "feature": "num_tokens",
-                "unit": "tokens",
-                "points": [[1, 0.005], [512, 0.013], [4096, 0.1]],
-            },
-            {"feature": "decode_kv_tokens", "unit": "tokens", "seconds_per_unit": 3e-8},
-            {
-                "feature": "decode_kv_tokens",
-                "unit": "tokens",
-                "above": 1000.5,
-                "seconds_per_unit": 1e-8,
-            },
-        ],
+        "coefficients": coefficients,
+        "residuals": {
+            "decode, up to 32 requests": [0.5, 1.0, 1.5],
+            "decode, over 32 requests": [0.9, 1.1],
+        },
     }
 
 
@@ -69,14 +88,20 @@ def profile_json() -> dict[str, Any]:
 def models(
     profile_json: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, CostModel]:
-    """One cost model of every kind; a dense, a windowed and an expert model for the roofline."""
+    """Cost models of every kind: dense, windowed and expert models, profiles with both hosts."""
     file: Path = tmp_path_factory.mktemp("profile") / "synthetic.json"
     file.write_text(json.dumps(profile_json))
-    gpu = load_gpu("h200")
+    gpu, llama = load_gpu("h200"), load_model("llama-3.1-8b")
+    window, experts = load_model("mistral-7b-v0.1"), load_model("mixtral-8x7b")
     return {
         "formula": FormulaCost(4e-3, 2.5e-5, 1.1e-9),
-        "roofline": RooflineCost(load_model("llama-3.1-8b"), gpu),
-        "roofline-window": RooflineCost(load_model("mistral-7b-v0.1"), gpu),
-        "roofline-experts": RooflineCost(load_model("mixtral-8x7b"), gpu, kv_cache_dtype="fp8"),
-        "profile": ProfileCost(load_model("llama-3.1-8b"), gpu, path=file),
+        "roofline": RooflineCost(llama, gpu),
+        "roofline-window": RooflineCost(window, gpu),
+        "roofline-experts": RooflineCost(experts, gpu, kv_cache_dtype="fp8"),
+        "profile": ProfileCost(llama, gpu, path=file),
+        "profile-overlaps": ProfileCost(llama, gpu, path=file, host="overlaps", host_scale=1.5),
+        "profile-window": ProfileCost(window, gpu, name="h200-llama-3.1-8b-vllm"),
+        "profile-shipped": ProfileCost(
+            load_model("llama-3.2-1b"), gpu, name="h200-llama-3.2-1b-vllm"
+        ),
     }

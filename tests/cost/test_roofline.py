@@ -12,6 +12,7 @@ from simserve.config.presets import gpu_names, load_gpu, load_model, model_names
 from simserve.cost.roofline import PARTS, RooflineCost
 from simserve.errors import ConfigError
 from simserve.types import GPU, ModelShape, StepRun
+from tests.cost.columns import column
 
 IDEAL: dict[str, Any] = {
     "linear_flops_efficiency": 1.0,
@@ -85,7 +86,7 @@ def test_attention_flops_of_a_prompt_are_equal_for_every_chunking(
     def attention_s(chunks: list[int]) -> float:
         starts = [sum(chunks[:i]) for i in range(len(chunks))]
         prices = (model.price(step((s, n))) for s, n in zip(starts, chunks, strict=True))
-        return sum(float(price.parts["attention_prefill_s"][0]) for price in prices)
+        return sum(column(price.parts["attention_prefill_s"])[0] for price in prices)
 
     whole = attention_s([8192])
     assert whole == pytest.approx(32 * 4 * 4096 * 8192 * 8193 / 2 / 989e12, rel=1e-12)
@@ -128,7 +129,7 @@ def test_experts_are_read_as_tokens_reach_them(step: Callable[..., StepRun]) -> 
     model = RooflineCost(load_model("mixtral-8x7b"), load_gpu("h200"), **IDEAL)
 
     def linear_s(batch: int) -> float:
-        return float(model.price(step(*[(100, 1)] * batch)).parts["linear_s"][0])
+        return column(model.price(step(*[(100, 1)] * batch)).parts["linear_s"])[0]
 
     expert_s = 32 * 3 * 4096 * 14336 * 2 / 4.8e12
     assert linear_s(2) - linear_s(1) == pytest.approx(2 * expert_s, rel=0.01)
@@ -140,10 +141,8 @@ def test_fp8_halves_the_kv_traffic(step: Callable[..., StepRun]) -> None:
     shape, gpu = load_model("llama-3.1-8b"), load_gpu("h200")
     run = step(*[(8000, 1)] * 64)
     full, half = (
-        float(
-            RooflineCost(shape, gpu, kv_cache_dtype=dtype).price(run).parts["attention_decode_s"][0]
-        )
-        for dtype in ("auto", "fp8")
+        column(model.price(run).parts["attention_decode_s"])[0]
+        for model in (RooflineCost(shape, gpu, kv_cache_dtype=name) for name in ("auto", "fp8"))
     )
     assert half == pytest.approx(full / 2, rel=0.01)
 
@@ -153,8 +152,8 @@ def test_overheads_are_their_own_parts(step: Callable[..., StepRun]) -> None:
     model = RooflineCost(shape, gpu, layer_launch_s=1e-5, host_step_s=0.25, host_request_s=0.5)
     price = model.price(step((10, 1), (10, 1), (10, 1)))
     assert tuple(price.parts) == PARTS
-    assert price.parts["launch_s"].tolist() == [pytest.approx(32e-5)]
-    assert price.parts["host_s"].tolist() == [0.25 + 3 * 0.5]
+    assert column(price.parts["launch_s"]) == [pytest.approx(32e-5)]
+    assert column(price.parts["host_s"]) == [0.25 + 3 * 0.5]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 
 from simserve.protocols import CostModel
 from simserve.types import StepRun
+from tests.cost.columns import column
 
-KINDS = ["formula", "roofline", "roofline-window", "roofline-experts", "profile"]
+KINDS = [
+    "formula",
+    "roofline",
+    "roofline-window",
+    "roofline-experts",
+    "profile",
+    "profile-overlaps",
+    "profile-window",
+    "profile-shipped",
+]
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 40_000), st.one_of(st.just(1), st.integers(1, 9000))),
     min_size=1,
@@ -36,12 +46,14 @@ def test_a_run_costs_bit_for_bit_what_its_steps_cost(
     count: int,
 ) -> None:
     at_once = models[kind].price(step(*requests, count=count))
-    assert all(column.shape == (count,) for column in at_once.parts.values())
+    durations_s = column(at_once.durations_s, count)
+    parts = {part: column(values, count) for part, values in at_once.parts.items()}
     for k in range(count):
         alone = models[kind].price(step(*[(start + k * n, n) for start, n in requests]))
-        assert alone.durations_s.tolist() == [at_once.durations_s[k]]
-        for part, column in at_once.parts.items():
-            assert alone.parts[part].tolist() == [column[k]], part
+        assert column(alone.durations_s) == [durations_s[k]]
+        assert {part: column(value) for part, value in alone.parts.items()} == {
+            part: [values[k]] for part, values in parts.items()
+        }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,7 +66,7 @@ def test_parts_add_up_and_time_passes(
     requests: list[tuple[int, int]],
 ) -> None:
     result = models[kind].price(step(*requests))
-    parts = [float(column[0]) for column in result.parts.values()]
+    parts = [column(part)[0] for part in result.parts.values()]
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(float(result.durations_s[0]), rel=1e-12, abs=0)
     assert result.durations_s[0] > 0
@@ -90,8 +102,8 @@ def test_a_step_without_tokens_costs_nothing(
 ) -> None:
     for run in (step(), step((5, 0)), step(count=3)):
         result = models[kind].price(run)
-        assert result.durations_s.tolist() == [0.0] * run.count
-        assert all(part.tolist() == [0.0] * run.count for part in result.parts.values())
+        assert column(result.durations_s, run.count) == [0.0] * run.count
+        assert all(column(part, run.count) == [0.0] * run.count for part in result.parts.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,9 +123,10 @@ def test_blocks_and_the_size_of_the_pool_have_no_price(
 def test_decodes_slow_down_as_their_context_grows(
     kind: str, models: dict[str, CostModel], step: Callable[..., StepRun]
 ) -> None:
-    durations = models[kind].price(step(*[(2000, 1)] * 64, count=3000)).durations_s.tolist()
+    run = step(*[(2000, 1)] * 64, count=3000)
+    durations = column(models[kind].price(run).durations_s, 3000)
     assert all(a <= b for a, b in pairwise(durations))
-    if kind == "roofline-window":
+    if kind.endswith("-window"):
         assert durations[2500] == durations[2999] > durations[0], "beyond the window of 4096"
     else:
         assert durations[2999] > durations[2500]

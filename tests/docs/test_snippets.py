@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from simserve.cli.main import app
 from simserve.config.loader import load_config
 from simserve.config.scheduler import Scheduler
+from simserve.config.sweep_loader import load_points, load_sweep
 from simserve.metrics.rundir import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +98,10 @@ def check(snippet: Snippet, names: dict[str, Any]) -> None:
         text += "" if re.search("^workload:", text, re.M) else WORKLOAD
         path = Path("snippet.yaml")
         path.write_text(text)
-        load_config(path)
+        if re.search("^sweep:", text, re.M):
+            load_points(load_sweep(path))
+        else:
+            load_config(path)
     elif snippet.language == "python":
         code = compile(snippet.text, snippet.where, "exec")
         if snippet.runs:

@@ -1,0 +1,105 @@
+"""`simserve calibrate`: measure the steps of a model on this GPU and make a profile of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simserve.cli.options import OverrideOption
+from simserve.errors import SimserveError
+
+if TYPE_CHECKING:
+    from simserve.cost.profile_file import ProfileFile
+    from simserve.fidelity.calibration import Calibration
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    model: Annotated[
+        str, typer.Option(help="Preset, or the path of a Hugging Face config.json.")
+    ] = "llama-3.1-8b",
+    out: Annotated[Path, typer.Option(metavar="profile.json", help="The profile to write.")] = Path(
+        "profile.json"
+    ),
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU preset. Default: the one with this GPU's name.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cuda, or cpu (plain torch).")] = "cuda",
+    time_limit: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="For all of it, loading included.")
+    ] = 110.0,
+    traffic_steps: Annotated[
+        int, typer.Option(min=20, help="Steps of each of four streams of traffic.")
+    ] = 300,
+    override: OverrideOption = None,
+    steps: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Fit what was measured before, of a file that this command wrote; needs no GPU.",
+        ),
+    ] = None,
+) -> None:
+    """Measure designed steps and some traffic on the real executor, and fit a profile to them.
+
+    Beside profile.json are written profile.png, measured against predicted, and
+    profile.steps.json.gz, all that was measured.
+
+    Exit status: 0 done, 2 no GPU, or a configuration that cannot run on it.
+    """
+    from simserve.cli.measurement import check_writable
+    from simserve.fidelity.calibrate import gpu_here, measure
+    from simserve.fidelity.calibration import fit_calibration, read_calibration, write_calibration
+
+    check_writable(out)
+    stem = out.name.removesuffix(".json")
+    if steps is not None:
+        calibration = read_calibration(steps)
+    else:
+        source = _source(model, gpu or gpu_here(), device)
+        calibration = measure(
+            source,
+            override or [],
+            time_limit_s=time_limit,
+            traffic_steps=traffic_steps,
+            tell=lambda text: typer.echo(text, err=True),
+        )
+        write_calibration(out.with_name(f"{stem}.steps.json.gz"), calibration)
+    profile = fit_calibration(calibration, stem)
+    try:
+        out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8", newline="\n")
+        out.with_name(f"{stem}.png").write_bytes(_picture(calibration, profile))
+    except OSError as error:
+        raise SimserveError(f"--out {out}: cannot be written: {error}") from error
+    _print(calibration, profile)
+
+
+def _source(model: str, gpu: str, device: str) -> dict[str, object]:
+    """A configuration of the default engine, but for batches of no more than 256 requests."""
+    is_path = model.endswith(".json") or "/" in model
+    return {
+        "model": {"config": model} if is_path else model,
+        "gpu": gpu,
+        "executor": {"kind": "real", "device": device},
+        "scheduler": {"max_num_seqs": 256},
+    }
+
+
+def _picture(calibration: Calibration, profile: ProfileFile) -> bytes:
+    from simserve.fidelity.calibration_points import regimes
+    from simserve.report.calibration_plot import draw_calibration
+
+    title = f"{profile.name}: {profile.model} on {profile.measured_on}"
+    return draw_calibration(regimes(calibration, profile), title)
+
+
+def _print(calibration: Calibration, profile: ProfileFile) -> None:
+    from simserve.cli.measurement import print_table
+    from simserve.fidelity.fit_report import error_cells
+
+    num_fitted = len(calibration.designed) + len(calibration.traffic)
+    typer.echo(f"fitted on {num_fitted:,} steps; errors on {len(calibration.held_out):,} others:")
+    print_table(error_cells({"blind": profile.errors["blind"]}))

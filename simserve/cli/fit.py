@@ -1,0 +1,81 @@
+"""`simserve fit`: from step logs of a real engine to a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from simserve.cost.profile_file import ProfileFile
+
+__all__ = ["fit"]
+
+
+def fit(
+    logs: Annotated[
+        list[Path],
+        typer.Argument(metavar="LOG…", help="Step logs to fit on.", show_default=False),
+    ],
+    out: Annotated[Path, typer.Option(metavar="profile.json", help="The profile to write.")],
+    held_out: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="LOG", help="A log to see errors on. Repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the profile; otherwise that of its file.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose profile, if there are logs of several models.")
+    ] = None,
+    attention_path: Annotated[
+        str, typer.Option(help="Attention kernels and graph modes, in words.")
+    ] = "not said",
+    measured_on: Annotated[
+        str, typer.Option(help="Machine, software and date, in words.")
+    ] = "not said",
+) -> None:
+    """Fit what an engine's steps cost, write it as a profile, and print how well it fits.
+
+    Logs of several models may be given: what they share (kernels, host) is fitted together.
+    docs/log-format.md describes the logs, docs/cost-models.md the profile.
+    """
+    from simserve.fidelity.fit import fit_profile, load_log
+    from simserve.fidelity.vllm_log import read_vllm_log
+
+    fitted = [load_log(read_vllm_log(path)) for path in logs]
+    unseen = [load_log(read_vllm_log(path)) for path in held_out or ()]
+    models = sorted({log.model for log in fitted})
+    if model is None and len(models) > 1:
+        raise ConfigError(f"logs are of {', '.join(models)}: say with --model whose profile it is")
+    profile = fit_profile(
+        fitted,
+        unseen,
+        name=name or out.name.removesuffix(".json"),
+        model=model or models[0],
+        attention_path=attention_path,
+        measured_on=measured_on,
+    )
+    try:
+        out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error}") from error
+    _print(profile)
+
+
+def _print(profile: ProfileFile) -> None:
+    from simserve.fidelity.fit_report import error_cells
+    from simserve.report.markdown import markdown_table
+
+    steps = sum(log.num_steps for log in profile.fitted)
+    typer.echo(f"fitted on {steps:,} steps of {len(profile.fitted)} logs")
+    if profile.errors.get("blind"):
+        num_logs = len(profile.held_out)
+        typer.echo(f"errors on {num_logs} log{'s' * (num_logs > 1)} not fitted:")
+        for line in markdown_table(error_cells(profile.errors)):
+            typer.echo(line)
+    else:
+        typer.echo("no log was held out (--held-out), so how far off it is is not known")

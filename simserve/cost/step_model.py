@@ -1,0 +1,318 @@
+"""Step time of a real engine on one GPU: host, kernels and launches, with what is to be measured.
+
+Data-sheet times of a model's shape (bytes over the bandwidth, FLOPs over the peak) are divided by
+measured efficiencies, none above 1; so no part is priced below its FLOPs or bytes. What has no
+data-sheet time (host, kernel gaps, launches) is measured in seconds. All operations are +, -, *, /
+and sqrt, which round alike for numbers and arrays: a run costs bit for bit what its steps cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simserve.cost.step_work import StepWork
+from simserve.errors import ConfigError
+from simserve.shapes import (
+    attention_weights,
+    dtype_bytes,
+    expert_weights,
+    head_weights,
+    kv_elements_per_token,
+    matrix_dtype,
+    router_weights,
+)
+from simserve.types import GPU, ModelShape
+
+__all__ = [
+    "COEFFICIENTS",
+    "PARTS",
+    "Coefficient",
+    "Path",
+    "Rates",
+    "Sheet",
+    "blend",
+    "larger",
+    "rates",
+    "sheet",
+    "step_parts",
+]
+
+Number = Any
+"""A float for a single step, a float64 array for several: the same operations serve both."""
+
+
+class Path(IntEnum):
+    """How the kernels of a step are launched."""
+
+    FULL = 0
+    """One CUDA graph of the whole model."""
+    PIECEWISE = 1
+    """CUDA graphs between the attention calls."""
+    EAGER = 2
+    """Kernel by kernel."""
+
+
+class Coefficient(NamedTuple):
+    """A measured number: its unit, where a fit starts, and what physics allows."""
+
+    unit: str
+    start: float
+    low: float
+    high: float
+    host: bool = False
+    """Whether it is host time, which is shorter on a faster host."""
+    meaning: str = ""
+
+
+def _host_s(start: float, meaning: str) -> Coefficient:
+    return Coefficient("s", start, 0.0, 1.0, True, meaning)
+
+
+def _seconds(start: float, meaning: str) -> Coefficient:
+    return Coefficient("s", start, 0.0, 1.0, False, meaning)
+
+
+def _tokens(start: float, low: float, meaning: str) -> Coefficient:
+    return Coefficient("tokens", start, low, 1e6, False, meaning)
+
+
+def _share(start: float, meaning: str) -> Coefficient:
+    return Coefficient("share of the data sheet", start, 0.01, 1.0, False, meaning)
+
+
+COEFFICIENTS: Mapping[str, Coefficient] = {
+    "schedule_step_s": _host_s(60e-6, "schedule(): every step"),
+    "schedule_request_s": _host_s(9e-6, "per request scheduled"),
+    "schedule_new_request_s": _host_s(50e-6, "per new block table (new or resumed request)"),
+    "schedule_new_token_s": _host_s(50e-9, "per token of a new block table"),
+    "inputs_step_s": _host_s(1.4e-3, "preparing inputs, sampling, reading the result: every step"),
+    "inputs_request_s": _host_s(13e-6, "per request"),
+    "update_step_s": _host_s(30e-6, "update_from_output(): every step"),
+    "update_request_s": _host_s(6e-6, "per request"),
+    "loop_step_s": _host_s(10e-6, "the engine's loop between steps: every step"),
+    "loop_request_s": _host_s(1e-6, "per request of the step before"),
+    "intake_request_s": _host_s(300e-6, "per request taken in between steps"),
+    "intake_token_s": _host_s(150e-9, "per prompt token of a request taken in"),
+    "launch_step_s": _host_s(3e-3, "launching a step that is not one graph"),
+    "launch_eager_layer_s": _host_s(400e-6, "per layer, where no graph is used"),
+    "kernel_gap_layer_s": _seconds(30e-6, "per layer: gaps between kernels, small kernels"),
+    "mixed_layer_s": _seconds(30e-6, "per layer, if a request has more than one token"),
+    "linear_bandwidth": _share(0.87, "reading weights and activations"),
+    "linear_flops": _share(0.75, "matrix products"),
+    "linear_blend": Coefficient("", 0.3, 0.0, 2.0, False, "rounding at weight- to compute-bound"),
+    "cached_tokens": _tokens(1300.0, 1.0, "whose activations never leave the GPU's L2 cache"),
+    "kv_bandwidth": _share(0.8, "reading KV"),
+    "kv_imbalance": Coefficient("", 0.2, 0.0, 1.0, False, "more for decodes of unlike contexts"),
+    "decode_tokens": _tokens(200.0, 0.0, "KV tokens whose reading a decode costs in any case"),
+    "prefill_flops": _share(0.58, "attention of prefills"),
+    "launch_blend": Coefficient("", 0.3, 0.0, 2.0, False, "rounding at GPU- to launch-bound"),
+}
+"""All coefficients of the model; `docs/cost-models.md` has the formulas."""
+
+PARTS = (
+    "schedule_s",
+    "inputs_s",
+    "linear_s",
+    "attention_decode_s",
+    "attention_prefill_s",
+    "lm_head_s",
+    "gaps_s",
+    "launch_s",
+    "update_s",
+)
+"""Names of the parts, in the order in which they are added up."""
+
+
+class Sheet(NamedTuple):
+    """Data-sheet times of a model's shape on a GPU (s)."""
+
+    num_layers: int
+    weights_s: float
+    """To read the matrices of all layers once."""
+    token_flops_s: float
+    """Matrix products of one token, all layers."""
+    token_bytes_s: float
+    """Activations of one token, all layers."""
+    kv_token_s: float
+    """To read the KV of one token, all layers."""
+    pair_s: float
+    """Attention of one query-key pair, all layers."""
+    head_weights_s: float
+    head_row_flops_s: float
+    head_row_bytes_s: float
+    """Logits of one row: written, cast to float32 and read by the sampler."""
+
+
+def sheet(model: ModelShape, gpu: GPU, kv_dtype: str) -> Sheet:
+    """Data-sheet times of a dense model; all its experts' weights count as read.
+
+    Raises:
+        ConfigError: the GPU has no figure for the model's dtype.
+    """
+    dtype, width = matrix_dtype(model.dtype), dtype_bytes(model.dtype)
+    if dtype not in gpu.flops_per_s:
+        raise ConfigError(
+            f"GPU '{gpu.name}' has no {dtype} matrix units; it has {', '.join(gpu.flops_per_s)}"
+        )
+    peak, bandwidth = gpu.flops_per_s[dtype], gpu.bandwidth_bytes_per_s
+    layers, hidden = model.num_hidden_layers, model.hidden_size
+    query = model.num_attention_heads * model.head_dim
+    key_value = 2 * model.num_key_value_heads * model.head_dim
+    fixed, expert = attention_weights(model) + router_weights(model), expert_weights(model)
+    active, experts = model.num_experts_per_tok, model.num_experts
+    # Rows in and out of the matrices, two norms with residual, and the gated product.
+    row = 10 * hidden + 2 * query + key_value + active * (2 * hidden + 6 * model.intermediate_size)
+    return Sheet(
+        num_layers=layers,
+        weights_s=layers * (fixed + experts * expert) * width / bandwidth,
+        token_flops_s=2 * layers * (fixed + active * expert) / peak,
+        token_bytes_s=layers * row * width / bandwidth,
+        kv_token_s=kv_elements_per_token(model) * dtype_bytes(kv_dtype) / bandwidth,
+        pair_s=4 * layers * query / peak,
+        head_weights_s=head_weights(model) * width / bandwidth,
+        head_row_flops_s=2 * head_weights(model) / peak,
+        head_row_bytes_s=(hidden * width + model.vocab_size * (2 * width + 8)) / bandwidth,
+    )
+
+
+class Rates(NamedTuple):
+    """Seconds per unit of work of one model on one GPU: a sheet over measured efficiencies."""
+
+    schedule_step_s: float
+    schedule_request_s: float
+    schedule_new_request_s: float
+    schedule_new_token_s: float
+    inputs_step_s: float
+    inputs_request_s: float
+    update_step_s: float
+    update_request_s: float
+    weights_s: float
+    token_products_s: float
+    linear_blend: float
+    cached_tokens: float
+    token_activations_s: float
+    kv_token_s: float
+    kv_imbalance: float
+    decode_s: float
+    mixed_s: float
+    pair_s: float
+    head_weights_s: float
+    row_products_s: float
+    row_s: float
+    gaps_s: float
+    launch_piecewise_s: float
+    launch_eager_s: float
+    launch_blend: float
+
+
+def rates(c: Mapping[str, float], s: Sheet) -> Rates:
+    """What every one of `COEFFICIENTS` makes of a model's data-sheet times."""
+    bandwidth, flops = c["linear_bandwidth"], c["linear_flops"]
+    kv_token_s = s.kv_token_s / c["kv_bandwidth"]
+    return Rates(
+        schedule_step_s=c["schedule_step_s"],
+        schedule_request_s=c["schedule_request_s"],
+        schedule_new_request_s=c["schedule_new_request_s"],
+        schedule_new_token_s=c["schedule_new_token_s"],
+        inputs_step_s=c["inputs_step_s"],
+        inputs_request_s=c["inputs_request_s"],
+        update_step_s=c["update_step_s"],
+        update_request_s=c["update_request_s"],
+        weights_s=s.weights_s / bandwidth,
+        token_products_s=s.token_flops_s / flops,
+        linear_blend=c["linear_blend"],
+        cached_tokens=c["cached_tokens"],
+        token_activations_s=s.token_bytes_s / bandwidth,
+        kv_token_s=kv_token_s,
+        kv_imbalance=c["kv_imbalance"],
+        decode_s=kv_token_s * c["decode_tokens"],
+        mixed_s=s.num_layers * c["mixed_layer_s"],
+        pair_s=s.pair_s / c["prefill_flops"],
+        head_weights_s=s.head_weights_s / bandwidth,
+        row_products_s=s.head_row_flops_s / flops,
+        row_s=s.head_row_bytes_s / bandwidth,
+        gaps_s=s.num_layers * c["kernel_gap_layer_s"],
+        launch_piecewise_s=c["launch_step_s"],
+        launch_eager_s=c["launch_step_s"] + s.num_layers * c["launch_eager_layer_s"],
+        launch_blend=c["launch_blend"],
+    )
+
+
+def step_parts(
+    r: Rates, work: StepWork, path: Path, host_scale: Number = 1.0
+) -> tuple[Number, ...]:
+    """Seconds of `PARTS` for steps of one kernel path, decodes alone or all with prefills.
+
+    Args:
+        r: the model's rates.
+        work: numbers of one step, or arrays over several.
+        path: how their kernels are launched.
+        host_scale: factor on all host times; a number, or one a step.
+    """
+    num_reqs, rows = work.num_reqs, work.num_logits_rows
+    schedule = r.schedule_step_s + r.schedule_request_s * num_reqs
+    schedule = schedule + r.schedule_new_request_s * work.num_new
+    schedule = schedule + r.schedule_new_token_s * work.num_table_tokens
+    inputs = r.inputs_step_s + r.inputs_request_s * num_reqs
+    update = r.update_step_s + r.update_request_s * num_reqs
+    linear = _linear(r, work.num_padded_tokens)
+    decode = _attention_decode(r, work)
+    prefill: Number = 0.0
+    if work.num_prefills is not None:
+        prefill = r.mixed_s + r.kv_token_s * work.prefill_kv_tokens + r.pair_s * work.prefill_pairs
+    # Logits are written, cast and read by the sampler after the head's one product.
+    head = larger(r.row_products_s * rows, r.head_weights_s) + r.row_s * rows
+    launch: Number = 0.0
+    if path is not Path.FULL:
+        gpu = linear + decode + prefill + r.gaps_s
+        host = host_scale * (r.launch_eager_s if path is Path.EAGER else r.launch_piecewise_s)
+        launch = larger(blend(gpu, host, r.launch_blend) - gpu, 0.0)
+    return (
+        host_scale * schedule,
+        host_scale * inputs,
+        linear,
+        decode,
+        prefill,
+        head,
+        r.gaps_s,
+        launch,
+        host_scale * update,
+    )
+
+
+def _linear(r: Rates, tokens: Number) -> Number:
+    """Weights are read while their products are computed; activations beyond L2 come on top."""
+    products = blend(r.weights_s, r.token_products_s * tokens, r.linear_blend)
+    return products + r.token_activations_s * larger(tokens - r.cached_tokens, 0.0)
+
+
+def _attention_decode(r: Rates, work: StepWork) -> Number:
+    """Time to read KV, and more if contexts are unlike.
+
+    Work is dealt out by sequence, so the longest one is waited for. With n contexts of sum S and
+    maximum M the surcharge is S (1 - S / (n M)): 0 for equal ones, and increasing in each context.
+    """
+    evenness = work.decode_kv_tokens / work.decode_kv_bound
+    unlike = 1.0 + r.kv_imbalance * (1.0 - evenness)
+    return r.kv_token_s * (work.decode_kv_tokens * unlike) + r.decode_s * work.num_decodes
+
+
+def blend(a: Number, b: Number, width: float) -> Number:
+    """The larger of two times, rounded off where they are near: a (1 + width/2) where equal.
+
+    Increasing in both for a width of 0 (no rounding) to 2, and never below the larger.
+    """
+    difference = a - b
+    squares = difference * difference + (width * width) * (a * b)
+    return 0.5 * (a + b + (sqrt(squares) if isinstance(squares, float) else np.sqrt(squares)))
+
+
+def larger(a: Number, b: Number) -> Number:
+    """The larger of two numbers, or of two by two."""
+    both_numbers = isinstance(a, float | int) and isinstance(b, float | int)
+    return max(a, b) if both_numbers else np.maximum(a, b)

@@ -1,0 +1,88 @@
+"""What a step makes an engine do, beyond the counts of `features`: graph padding, new requests."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simserve.cost.features import Features
+from simserve.types import Kind, StepPlan, StepRun
+
+__all__ = ["StepWork", "padded", "step_work"]
+
+Number = Any
+
+
+class StepWork(NamedTuple):
+    """Work of one step (numbers), or of several of one kernel path (arrays of one length)."""
+
+    num_padded_tokens: Number
+    """Tokens computed, up to the next captured graph size."""
+    num_reqs: Number
+    num_logits_rows: Number
+    num_new: Number
+    """Requests that come with a new block table: new and resumed ones."""
+    num_table_tokens: Number
+    """Tokens of those tables: computed before and scheduled."""
+    num_decodes: Number
+    decode_kv_tokens: Number
+    decode_kv_bound: Number
+    """Decodes times the longest of their contexts; 1 if there are none."""
+    num_prefills: Number | None
+    """Requests with more than one token; None: decodes alone, and the next two are 0."""
+    prefill_pairs: Number
+    prefill_kv_tokens: Number
+
+
+def step_work(
+    run: StepRun, features: Features, graph_sizes: Sequence[int], window: int | None
+) -> StepWork:
+    """The work of a run whose counts are `features`."""
+    num_new, num_table_tokens = _new_tables(run.plan) if run.plan.kinds else (0, 0)
+    return StepWork(
+        padded(features.num_tokens, graph_sizes),
+        features.num_reqs,
+        features.num_logits_rows,
+        num_new,
+        num_table_tokens,
+        features.num_decodes,
+        features.decode_kv_tokens,
+        _decode_kv_bound(run, features, window),
+        features.num_prefills or None,
+        features.prefill_pairs,
+        features.prefill_kv_tokens,
+    )
+
+
+def padded(num_tokens: int, graph_sizes: Sequence[int]) -> int:
+    """The smallest captured size that holds so many tokens, or the tokens if none does."""
+    at = bisect_left(graph_sizes, num_tokens)
+    return graph_sizes[at] if at < len(graph_sizes) else num_tokens
+
+
+def _new_tables(plan: StepPlan) -> tuple[int, int]:
+    """New and resumed requests of a plan, and the tokens of their block tables."""
+    tables = [
+        start + n
+        for request_id, start, n in zip(plan.request_ids, plan.starts, plan.num_tokens, strict=True)
+        if plan.kinds.get(request_id) in (Kind.NEW, Kind.RESUMED)
+    ]
+    return len(tables), sum(tables)
+
+
+def _decode_kv_bound(run: StepRun, features: Features, window: int | None) -> Number:
+    if not features.num_decodes:
+        return 1
+    plan = run.plan
+    starts = plan.starts
+    if features.num_prefills:
+        starts = [start for start, n in zip(starts, plan.num_tokens, strict=True) if n == 1]
+    longest: Any = max(starts) + 1
+    if run.count > 1:
+        longest = longest + np.arange(run.count, dtype=np.int64)
+    if window is not None:
+        longest = np.minimum(longest, window) if run.count > 1 else min(longest, window)
+    return features.num_decodes * longest

@@ -1,0 +1,217 @@
+"""What a calibration has measured, as a file, and the profile that is fitted to it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.config.presets import load_gpu
+from simserve.cost.profile_file import Engine, Graphs, ProfileFile
+from simserve.cost.step_model import Sheet, sheet
+from simserve.errors import SimserveError
+from simserve.fidelity.fit import LoadedLog, fit_profile
+from simserve.fidelity.fit_host import engine_seconds, fit_host
+from simserve.fidelity.fit_step import predict
+from simserve.fidelity.least_squares import fit_non_negative
+from simserve.fidelity.step_watch import MeasuredSteps
+from simserve.types import ModelShape
+
+__all__ = [
+    "GROUPS",
+    "Calibration",
+    "fit_calibration",
+    "predicted_s",
+    "read_calibration",
+    "write_calibration",
+]
+
+Floats = NDArray[np.float64]
+
+_VERSION = 1
+_ENGINE = "simserve"
+_OUTLIER = 0.15
+GROUPS = ("designed", "traffic", "held_out")
+"""Steps that a calibration consists of."""
+_FACTS = (
+    "kv_dtype",
+    "gpu",
+    "timing_version",
+    "decision_version",
+    "attention_path",
+    "measured_on",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Measured steps of the real executor, and on what."""
+
+    model: ModelShape
+    kv_dtype: str
+    gpu: str
+    """Name of a preset."""
+    timing_version: str
+    """Of simserve."""
+    decision_version: str
+    """Of the engine whose rules formed the traffic's steps."""
+    attention_path: str
+    measured_on: str
+    graphs: Graphs
+    designed: MeasuredSteps
+    """Steps that no scheduler made: schedule() and update() are 0."""
+    traffic: MeasuredSteps
+    held_out: MeasuredSteps
+
+    def group(self, name: str) -> MeasuredSteps:
+        """`designed`, `traffic` or `held_out`."""
+        found: MeasuredSteps = getattr(self, name)
+        return found
+
+    @property
+    def sheet(self) -> Sheet:
+        """Data-sheet times of the model."""
+        return sheet(self.model, load_gpu(self.gpu), self.kv_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Log(LoadedLog):
+    """A group of steps as what a fit takes; its model need not be a preset."""
+
+    measured: Calibration
+
+    @property
+    def sheet(self) -> Sheet:
+        """Data-sheet times of the model."""
+        return self.measured.sheet
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Write a calibration as gzipped JSON, from which it can be fitted again.
+
+    Raises:
+        SimserveError: the file cannot be written.
+    """
+    document = {
+        "schema_version": _VERSION,
+        **{name: getattr(calibration, name) for name in _FACTS},
+        "model": asdict(calibration.model),
+        "graphs": calibration.graphs.model_dump(),
+        **{name: calibration.group(name).as_json() for name in GROUPS},
+    }
+    try:
+        path.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
+    except OSError as error:
+        raise SimserveError(f"{path}: cannot be written: {error}") from error
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read what `write_calibration` wrote.
+
+    Raises:
+        SimserveError: the file cannot be read, or is another one.
+    """
+    try:
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        if document.pop("schema_version") != _VERSION:
+            raise ValueError("another schema_version")
+        read: dict[str, Any] = {name: MeasuredSteps.of(document[name]) for name in GROUPS}
+        read |= {name: str(document[name]) for name in _FACTS}
+        model, graphs = ModelShape(**document["model"]), Graphs(**document["graphs"])
+        return Calibration(**read, model=model, graphs=graphs)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SimserveError(f"{path}: cannot read these measured steps: {error!r}") from error
+
+
+def fit_calibration(calibration: Calibration, name: str) -> ProfileFile:
+    """Fit a profile to the designed steps and the traffic; errors are those of the held out part.
+
+    What the executor times by itself is taken from there: schedule() and update() from the traffic,
+    inputs, launch and wait of graph replays from steps of decodes. What prefills take beyond that
+    on the host is priced with their kernels.
+    """
+    host, scales = fit_host([calibration.traffic.steps])
+    scale = float(scales[0].mean())
+    host = {name: scale * value for name, value in host.items()}
+    designed = _with_scheduler(calibration.designed, host)
+    known = {**_inputs(designed, calibration.traffic), "launch_step_s": 0.0}
+    logs = [
+        _log(calibration, what, steps)
+        for what, steps in (
+            ("designed", designed),
+            ("traffic", calibration.traffic),
+            ("held_out", calibration.held_out),
+        )
+    ]
+    profile = fit_profile(
+        logs[:2],
+        logs[2:],
+        name=name,
+        model=calibration.model.name,
+        attention_path=calibration.attention_path,
+        measured_on=calibration.measured_on,
+        graphs=calibration.graphs,
+        known=known,
+    )
+    engine = Engine(
+        name=_ENGINE,
+        timing_version=calibration.timing_version,
+        decision_version=calibration.decision_version,
+    )
+    return profile.model_copy(update={"engine": engine})
+
+
+def predicted_s(
+    calibration: Calibration, profile: ProfileFile, group: str
+) -> tuple[MeasuredSteps, Floats]:
+    """The steps of a group, the scheduler's share included, and what the profile says of them."""
+    steps = calibration.group(group)
+    if group == "designed":
+        steps = _with_scheduler(steps, profile.coefficients)
+    prices = predict(profile.coefficients, calibration.sheet, steps.steps, profile.graphs, 1.0)
+    return steps, prices
+
+
+def _with_scheduler(measured: MeasuredSteps, coefficients: Mapping[str, float]) -> MeasuredSteps:
+    """Designed steps as if a scheduler had made them, at the price of its time in the traffic."""
+    steps = measured.steps
+    schedule_s, update_s = (
+        engine_seconds({k: v for k, v in coefficients.items() if k.startswith(kind)}, steps)
+        for kind in ("schedule_", "update_")
+    )
+    duration_s = steps.duration_s + schedule_s + update_s
+    priced = replace(steps, schedule_s=schedule_s, update_s=update_s, duration_s=duration_s)
+    return MeasuredSteps(priced, measured.host_s)
+
+
+def _inputs(*groups: MeasuredSteps) -> dict[str, float]:
+    """`inputs_*` from the executor's own times of steps of decodes."""
+    decodes = [group.steps.num_prefills == 0 for group in groups]
+    host_s = np.concatenate([g.host_s[rows] for g, rows in zip(groups, decodes, strict=True)])
+    num_reqs = np.concatenate(
+        [g.steps.num_reqs[rows] for g, rows in zip(groups, decodes, strict=True)]
+    )
+    columns = np.stack((np.ones(len(num_reqs)), num_reqs.astype(np.float64)), axis=1)
+    typical = np.full(len(host_s), 1.0 / np.median(host_s))
+    step_s, request_s = fit_non_negative(columns, host_s, typical, _OUTLIER).tolist()
+    return {"inputs_step_s": step_s, "inputs_request_s": request_s}
+
+
+def _log(calibration: Calibration, name: str, measured: MeasuredSteps) -> _Log:
+    content: dict[str, Any] = measured.as_json()
+    return _Log(
+        name=name,
+        sha256=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+        engine=f"{_ENGINE}-{calibration.timing_version}",
+        model=calibration.model.name,
+        gpu=calibration.gpu,
+        steps=measured.steps,
+        measured=calibration,
+    )

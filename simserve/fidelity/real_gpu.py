@@ -1,0 +1,122 @@
+"""A run on the real executor beside the same run simulated: what `--real-gpu` ends with.
+
+DIR/                    the real run
+DIR/simulated/          the same configuration on a cost model
+DIR/validation.json     both, number by number
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from simserve.api import Progress, Written, run
+from simserve.config.executor import Real, Simulated
+from simserve.config.loader import LoadedConfig
+from simserve.errors import RunDirectoryError
+from simserve.fidelity.percentile_table import Compared, percentile_rows
+from simserve.metrics.arrow import column
+from simserve.metrics.options import Scalar
+from simserve.metrics.rundir import read_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Validation", "simulated_twin", "validate"]
+
+SIMULATED = "simulated"
+VALIDATION = "validation.json"
+_FIRST_SHAPE = "parts.first_shape"
+_SHADOW = "parts.shadow_s"
+_GIB = 1024**3
+_PATH = ("attention", "kv_layout", "mixed", "dtype", "kv_dtype")
+
+
+class Validation(NamedTuple):
+    """How far the simulation of a real run is off."""
+
+    statement: str
+    """What ran and what was simulated, in one line."""
+    rows: list[Compared]
+
+
+def validate(
+    loaded: LoadedConfig, real: Written, *, progress: Progress | None = None
+) -> Validation:
+    """Simulate what has run for real, and write both results side by side.
+
+    Args:
+        loaded: the configuration that ran, `executor.kind: real`.
+        real: its run directory, which is complete and gains two entries.
+        progress: called after each step of the simulation.
+
+    Raises:
+        RunDirectoryError: the directory cannot be read or written.
+        SimserveError: as `run` has it.
+    """
+    directory = real.directory
+    twin = run(simulated_twin(loaded, real.summary), progress=progress)
+    twin.save(directory / SIMULATED)
+    steps = read_run(directory).steps_table
+    statement = _statement(real.summary, twin.summary_dict, _num_first_shapes(steps))
+    rows = [*percentile_rows(real.summary, twin.summary_dict), *_priced(steps), *_memory(real)]
+    content = {"statement": statement, "rows": [row.as_json() for row in rows]}
+    try:
+        (directory / VALIDATION).write_text(
+            json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        )
+    except OSError as error:
+        raise RunDirectoryError(f"{directory}: cannot be written: {error}") from error
+    return Validation(statement, rows)
+
+
+def simulated_twin(loaded: LoadedConfig, real: Mapping[str, Scalar]) -> LoadedConfig:
+    """The configuration with a cost model in the place of the device.
+
+    The cost model is that of `executor.shadow`, or else `executor.cost`. The pool has as many
+    blocks as the real one, which may have taken them from free memory.
+    """
+    config, executor = loaded.config, loaded.config.executor
+    assert isinstance(executor, Real)
+    cost = executor.shadow.cost if executor.shadow else executor.cost
+    kv_cache = config.kv_cache.model_copy(update={"num_gpu_blocks": real["num_gpu_blocks"]})
+    update: dict[str, Any] = {"executor": Simulated(cost=cost), "kv_cache": kv_cache}
+    return replace(loaded, config=config.model_copy(update=update))
+
+
+def _statement(
+    real: Mapping[str, Scalar], simulated: Mapping[str, Scalar], num_first_shapes: int
+) -> str:
+    name = real.get("executor.device_name") or real["executor.device"]
+    path = ", ".join(f"{key} {real[f'executor.{key}']}" for key in _PATH)
+    compiled = f", something was compiled in {num_first_shapes} steps" if num_first_shapes else ""
+    return (
+        f"decisions {real['decisions']}; real: {name}, {path}{compiled}; "
+        f"simulated: timing {simulated['timing']}"
+    )
+
+
+def _num_first_shapes(steps: pa.Table) -> int:
+    """Steps that were the first of their shape, although all should have been warmed up."""
+    if _FIRST_SHAPE not in steps.column_names:
+        return 0
+    return int(np.nansum(column(steps, _FIRST_SHAPE)))
+
+
+def _priced(steps: pa.Table) -> Iterator[Compared]:
+    """What the shadow says of the very steps that ran: no decision differs here."""
+    if _SHADOW in steps.column_names:
+        measured, priced = (float(column(steps, name).sum()) for name in ("duration_s", _SHADOW))
+        yield Compared("shadow_s", "all real steps, priced by the shadow (s)", measured, priced)
+
+
+def _memory(real: Written) -> Iterator[Compared]:
+    """What is taken on the GPU, beside what `simserve capacity` expects."""
+    used = real.summary.get("executor.gpu_used_bytes")
+    expected = real.summary.get("executor.estimated_gpu_memory_bytes")
+    if isinstance(used, int) and isinstance(expected, int):
+        yield Compared("gpu_memory_gib", "GPU memory (GiB)", used / _GIB, expected / _GIB)

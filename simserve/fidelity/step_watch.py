@@ -1,0 +1,116 @@
+"""Watches an executor: what each of its steps computed and how long it took, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simserve.cost.features import extract
+from simserve.cost.step_work import step_work
+from simserve.fidelity.observations import Observations
+from simserve.protocols import Executor
+from simserve.types import StepPlan, StepResult, StepRun, TraceRequest, seconds_at
+
+__all__ = ["MeasuredSteps", "StepWatch"]
+
+_PARTS = ("schedule_s", "update_s", "prepare_s", "forward_s", "sample_s", "sync_s")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """Steps of the real executor."""
+
+    steps: Observations
+    host_s: NDArray[np.float64]
+    """What of a step is neither the scheduler's nor the forward pass; shape [steps]."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Sequence[float]]) -> MeasuredSteps:
+        """From one list a column, as `as_json` gives them."""
+        names = [field.name for field in fields(Observations)]
+        arrays = {name: np.array(columns[name], dtype=_dtype(name)) for name in names}
+        return cls(Observations(**arrays), np.array(columns["host_s"], dtype=np.float64))
+
+    def as_json(self) -> dict[str, list[float]]:
+        """One list a column."""
+        columns = {f.name: getattr(self.steps, f.name) for f in fields(self.steps)}
+        return {name: column.tolist() for name, column in columns.items()} | {
+            "host_s": self.host_s.tolist()
+        }
+
+
+def _dtype(name: str) -> Any:
+    return np.float64 if name.endswith("_s") else np.int64
+
+
+class StepWatch:
+    """Passes steps on to an executor and keeps their counts and times (protocol `Executor`).
+
+    Left out are steps in which something was compiled: they are slow once.
+
+    Args:
+        executor: runs the steps.
+        sliding_window: of the model.
+        num_warmup_steps: plans numbered below this are left out.
+    """
+
+    single_steps = True
+
+    def __init__(
+        self, executor: Executor, sliding_window: int | None, num_warmup_steps: int
+    ) -> None:
+        self._executor = executor
+        self._window = sliding_window
+        self._num_warmup_steps = num_warmup_steps
+        self._rows: list[dict[str, float]] = []
+
+    def add_request(self, request: TraceRequest) -> None:
+        """A request was taken in."""
+        self._executor.add_request(request)
+
+    def submit(self, run: StepRun, start_s: float) -> StepResult:
+        """Run a step and keep it."""
+        result = self._executor.submit(run, start_s)
+        parts = {name: seconds_at(values, 0) for name, values in result.parts.items()}
+        if run.plan.step >= self._num_warmup_steps and not parts.get("first_shape"):
+            self._rows.append(self._row(run.plan, parts))
+        return result
+
+    def measured(self) -> MeasuredSteps:
+        """All steps so far."""
+        names = [*(field.name for field in fields(Observations)), "host_s"]
+        return MeasuredSteps.of({name: [row[name] for row in self._rows] for name in names})
+
+    def _row(self, plan: StepPlan, parts: Mapping[str, float]) -> dict[str, float]:
+        seconds = {name: parts.get(name, 0.0) for name in _PARTS}
+        run = StepRun(plan)
+        counts = extract(run, self._window)
+        work = step_work(run, counts, (), self._window)
+        return {
+            "duration_s": sum(seconds.values()),
+            "schedule_s": seconds["schedule_s"],
+            "update_s": seconds["update_s"],
+            # The virtual clock does not run between steps.
+            "gap_s": 0.0,
+            "gap_requests": 0,
+            "gap_tokens": 0,
+            "num_tokens": counts.num_tokens,
+            "num_reqs": counts.num_reqs,
+            "num_decodes": counts.num_decodes,
+            "decode_kv_tokens": int(counts.decode_kv_tokens),
+            "decode_kv_bound": int(work.decode_kv_bound),
+            "num_prefills": counts.num_prefills,
+            "prefill_tokens": counts.prefill_tokens,
+            "prefill_pairs": int(counts.prefill_pairs),
+            "prefill_kv_tokens": int(counts.prefill_kv_tokens),
+            "num_new": work.num_new,
+            "num_table_tokens": work.num_table_tokens,
+            "host_s": seconds["prepare_s"] + seconds["sample_s"] + seconds["sync_s"],
+        }

@@ -1,0 +1,293 @@
+"""`simserve calibrate`: what it measures, a machine of known speed, and a run on a CPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from simserve.cli.main import app
+from simserve.config.build import build
+from simserve.config.executor import Real, Simulated
+from simserve.config.loader import LoadedConfig
+from simserve.config.presets import load_gpu, load_model
+from simserve.cost.profile import ProfileCost
+from simserve.cost.profile_file import Graphs, ProfileFile, load_profile
+from simserve.cost.step_model import COEFFICIENTS
+from simserve.errors import SimserveError
+from simserve.fidelity import calibrate
+from simserve.fidelity.calibration import (
+    Calibration,
+    fit_calibration,
+    read_calibration,
+    write_calibration,
+)
+from simserve.fidelity.calibration_design import Limits, design, traffic
+from simserve.fidelity.calibration_points import regimes
+from simserve.fidelity.step_watch import StepWatch
+from simserve.report.calibration_plot import draw_calibration
+from simserve.types import StepPlan, StepResult, StepRun, TraceRequest
+
+GRAPHS = Graphs(sizes=[1, 2, 4, *range(8, 257, 8)], full_up_to=256, piecewise=False)
+LIMITS = Limits(
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+    max_model_len=131072,
+    num_kv_tokens=700_000,
+    block_size=16,
+)
+NOT_SEEN = ("loop_step_s", "loop_request_s", "intake_request_s", "intake_token_s", "launch_step_s")
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+    "dtype": "float32",
+}
+
+
+def known_profile() -> ProfileFile:
+    """Another machine than the one that the fit starts from."""
+    real = load_profile("h200-llama-3.1-8b-vllm")
+    factors = np.random.default_rng(3).uniform(0.8, 1.1, len(COEFFICIENTS))
+    coefficients = {
+        name: float(np.clip(value * factor, COEFFICIENTS[name].low, COEFFICIENTS[name].high))
+        for (name, value), factor in zip(real.coefficients.items(), factors, strict=True)
+    }
+    coefficients |= dict.fromkeys(NOT_SEEN, 0.0)
+    return real.model_copy(update={"coefficients": coefficients, "graphs": GRAPHS})
+
+
+class KnownExecutor:
+    """Takes exactly what a profile says, and says so in the real executor's parts."""
+
+    single_steps = True
+
+    def __init__(self, cost: ProfileCost) -> None:
+        self._cost = cost
+
+    def add_request(self, request: TraceRequest) -> None:
+        pass
+
+    def submit(self, run: StepRun, start_s: float) -> StepResult:
+        parts = {name: np.atleast_1d(s) for name, s in self._cost.price(run).parts.items()}
+        host = {"schedule_s": parts["schedule_s"], "update_s": parts["update_s"]}
+        if "/" in run.plan.request_ids[0]:  # a designed step: no scheduler made it
+            host = dict.fromkeys(host, np.zeros(1))
+        gpu = sum(seconds for name, seconds in parts.items() if name not in (*host, "inputs_s"))
+        columns = {
+            **host,
+            "prepare_s": parts["inputs_s"],
+            "forward_s": np.atleast_1d(gpu),
+            "first_shape": np.zeros(1),
+        }
+        end_s = start_s + sum(float(values[0]) for values in columns.values())
+        return StepResult(np.array([end_s]), columns, run.plan.samples)
+
+
+class FakeMachine:
+    num_gpu_blocks = 40_000
+
+    def __init__(self) -> None:
+        self.facts = {
+            "device": "cuda",
+            "device_name": "NVIDIA H200",
+            "torch": "2.11",
+            "triton": "3.6",
+            **dict.fromkeys(("attention", "kv_layout", "mixed", "dtype", "kv_dtype"), "so"),
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfileFile, Calibration]:
+    """A profile, and the calibration of a machine that takes what it says."""
+    profile = known_profile()
+    path = tmp_path_factory.mktemp("known") / "known.json"
+    path.write_text(profile.model_dump_json())
+
+    def build_known(loaded: LoadedConfig, seed: int, machine: Any) -> Any:
+        assert isinstance(loaded.config.executor, Real)
+        config = loaded.config.model_copy(update={"executor": Simulated()})
+        built = build(replace(loaded, config=config), seed)
+        cost = ProfileCost(loaded.model, loaded.gpu, path=path)
+        built.parts.executor = KnownExecutor(cost)
+        return built
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrate, "open_machine", lambda loaded: FakeMachine())
+        patch.setattr(calibrate, "build", build_known)
+        patch.setattr(calibrate, "_graphs", lambda facts, max_num_seqs: GRAPHS)
+        source = {
+            "model": "llama-3.1-8b",
+            "executor": {"kind": "real"},
+            "scheduler": {"max_num_seqs": 256},
+        }
+        return profile, calibrate.measure(source, time_limit_s=0.0)
+
+
+def test_known_coefficients_come_back(known: tuple[ProfileFile, Calibration]) -> None:
+    profile, calibration = known
+    found = fit_calibration(calibration, "mine")
+    off = {
+        name: (found.coefficients[name], value)
+        for name, value in profile.coefficients.items()
+        if abs(found.coefficients[name] - value) > 0.01 * value
+    }
+    assert not off
+
+
+def test_a_profile_says_what_it_was_measured_on(known: tuple[ProfileFile, Calibration]) -> None:
+    found = fit_calibration(known[1], "mine")
+    assert found.engine.name == "simserve"
+    assert found.engine.decision_version == "0.11.0"
+    assert (found.model, found.gpu, found.graphs) == ("llama-3.1-8b", "h200", GRAPHS)
+    assert found.attention_path.startswith("attention so, kv_layout so, ")
+    assert found.measured_on.startswith("NVIDIA H200, torch 2.11, triton 3.6")
+    assert [one.name for one in found.fitted] == ["designed", "traffic"]
+    assert [one.name for one in found.held_out] == ["held_out"]
+    assert found.domain["num_tokens"] == (1.0, 8192.0)
+    assert found.errors["blind"]["all"].mape < 0.01
+
+
+def test_a_calibration_survives_its_file(
+    known: tuple[ProfileFile, Calibration], tmp_path: Path
+) -> None:
+    path = tmp_path / "c.steps.json.gz"
+    write_calibration(path, known[1])
+    assert fit_calibration(read_calibration(path), "mine") == fit_calibration(known[1], "mine")
+    path.write_bytes(b"{}")
+    with pytest.raises(
+        SimserveError, match=r"c\.steps\.json\.gz: cannot read these measured steps"
+    ):
+        read_calibration(path)
+
+
+def test_the_picture_holds_every_step(known: tuple[ProfileFile, Calibration]) -> None:
+    calibration = known[1]
+    found = regimes(calibration, fit_calibration(calibration, "mine"))
+    groups = (calibration.designed, calibration.traffic, calibration.held_out)
+    assert sum(len(one.measured_s) for one in found) == sum(map(len, groups))
+    assert max(float(np.abs(one.error).max()) for one in found) < 0.01
+    assert draw_calibration(found, "title").startswith(b"\x89PNG")
+
+
+def test_the_design_covers_all_regimes_and_paddings() -> None:
+    cases = design(LIMITS, 4)
+    batches = {len(case.requests) for case in cases}
+    assert {1, 12, 180, 256} <= batches
+    assert max(case.num_tokens for case in cases) == 8192
+    mixed = [case for case in cases if len({n == 1 for n, _ in case.requests}) == 2]
+    assert len(mixed) > 40
+
+
+def test_the_design_leaves_out_what_does_not_fit() -> None:
+    small = LIMITS._replace(
+        max_num_seqs=8, max_num_batched_tokens=256, max_model_len=1024, num_kv_tokens=4096
+    )
+    for case in design(small, 4):
+        assert len(case.requests) <= 8
+        assert case.num_tokens <= 256
+        assert case.max_len + 4 <= 1024
+    fitted, held_out = traffic(small)
+    assert [one["max_concurrency"] for one in (*fitted, held_out)] == [4, 8, 8, 8]
+
+
+def test_prefills_without_graphs_are_not_padded(tmp_path: Path) -> None:
+    model, gpu = load_model("llama-3.1-8b"), load_gpu("h200")
+    plans = [
+        StepRun(StepPlan(step=0, request_ids=["a"], starts=[0], num_tokens=[n], samples=[True]))
+        for n in (241, 248)
+    ]
+    padded: dict[bool, bool] = {}
+    for piecewise in (False, True):
+        graphs = GRAPHS.model_copy(update={"piecewise": piecewise})
+        path = tmp_path / "p.json"
+        path.write_text(known_profile().model_copy(update={"graphs": graphs}).model_dump_json())
+        cost = ProfileCost(model, gpu, path=path)
+        short, long = (cost.price(plan).parts for plan in plans)
+        padded[piecewise] = short["linear_s"] == long["linear_s"]
+        assert (short["launch_s"] > 0) is not piecewise  # launch_step_s is 0 here
+    assert padded == {False: False, True: True}
+
+
+class Answers:
+    """Answers every step with the same parts."""
+
+    single_steps = True
+
+    def __init__(self, **parts: float) -> None:
+        self.parts = parts
+
+    def add_request(self, request: TraceRequest) -> None:
+        """Nothing depends on it."""
+
+    def submit(self, run: StepRun, start_s: float) -> StepResult:
+        return StepResult([start_s + 1.0], self.parts, [1])
+
+
+def test_the_watch_keeps_counts_and_times() -> None:
+    answers = Answers(schedule_s=1.0, update_s=2.0, prepare_s=4.0, forward_s=8.0, sync_s=16.0)
+    watch = StepWatch(answers, None, 1)
+    for step, first_shape in enumerate((0.0, 0.0, 1.0)):
+        answers.parts["first_shape"] = first_shape
+        plan = StepPlan(step=step, request_ids=["a", "b"], starts=[5, 7], num_tokens=[3, 1])
+        plan.samples += [True, True]
+        watch.submit(StepRun(plan), 0.0)
+    found = watch.measured()
+    assert len(found) == 1  # not the warm-up step, nor the one in which something was compiled
+    assert found.steps.duration_s.tolist() == [31.0]
+    assert found.steps.engine_s.tolist() == [3.0]
+    assert found.host_s.tolist() == [20.0]
+    assert found.steps.num_tokens.tolist() == [4]
+    assert found.steps.decode_kv_tokens.tolist() == [8]
+    assert found.steps.prefill_pairs.tolist() == [3 * 5 + 6]
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["calibrate", *arguments])
+
+
+def test_no_gpu_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(calibrate, "collect", lambda: {"gpu": None})
+    outcome = invoke("--out", str(tmp_path / "p.json"))
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith("no GPU was found here: say with --gpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_gpu_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "collect", lambda: {"gpu": "NVIDIA H200, 580.159.04"})
+    assert calibrate.gpu_here() == "h200"
+
+
+def test_a_tiny_model_is_calibrated_on_a_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    overrides = ("kv_cache.num_gpu_blocks=200", "scheduler.max_num_seqs=4", "seed=1")
+    outcome = invoke(
+        "--model", str(tmp_path / "config.json"), "--device", "cpu", "--gpu", "h200",
+        "--time-limit", "1", "--traffic-steps", "20", "--out", str(tmp_path / "tiny.json"),
+        *(word for override in overrides for word in ("-o", override)),
+    )  # fmt: skip
+    assert outcome.exit_code == 0, outcome.output
+    assert "| all " in outcome.stdout
+    profile = load_profile(path=tmp_path / "tiny.json")
+    assert profile.attention_path.endswith("plain torch on a CPU")
+    again = invoke(
+        "--steps", str(tmp_path / "tiny.steps.json.gz"), "--out", str(tmp_path / "b.json")
+    )
+    assert again.exit_code == 0, again.output
+    assert load_profile(path=tmp_path / "b.json").coefficients == profile.coefficients
+    assert (tmp_path / "tiny.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,107 @@
+"""A real run beside its simulation: what is simulated, what is written, what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simserve.api import Written, run
+from simserve.config.executor import FormulaCost, RooflineCost, Simulated
+from simserve.config.loader import LoadedConfig, load_config
+from simserve.fidelity.percentile_table import compare_runs
+from simserve.fidelity.real_gpu import simulated_twin, validate
+from simserve.metrics.arrow import numbers
+
+FACTS = {
+    "executor.device": "cuda",
+    "executor.device_name": "Some GPU",
+    "executor.attention": "v2",
+    "executor.kv_layout": "packed",
+    "executor.mixed": "split",
+    "executor.dtype": "bfloat16",
+    "executor.kv_dtype": "bfloat16",
+    "executor.gpu_used_bytes": 3 * 2**30,
+    "executor.estimated_gpu_memory_bytes": 2**31,
+}
+
+
+BASE = {
+    "model": "llama-3.1-8b",
+    "workload": {
+        "synthetic": {
+            "num_requests": 5,
+            "prompt_len": {"kind": "constant", "value": 30},
+            "output_len": {"kind": "constant", "value": 4},
+        }
+    },
+}
+
+
+def config(**executor: Any) -> LoadedConfig:
+    return load_config({**BASE, "executor": {"kind": "real", **executor}})
+
+
+def stand_in(folder: Path, base_s: float, **parts: float) -> Written:
+    """A directory that looks as if a real run had left it; each part is the same in every step."""
+    result = run({**BASE, "executor": {"cost": {"kind": "formula", "base_s": base_s}}})
+    for name, value in parts.items():
+        column = numbers(np.full(result.steps_table.num_rows, value))
+        result.steps_table = result.steps_table.append_column(f"parts.{name}", column)
+    result.summary_dict |= FACTS | {"num_gpu_blocks": 321, "timing": "measured"}
+    return Written(result.summary_dict, result.save(folder), None)
+
+
+def test_the_twin_differs_in_nothing_but_the_executor_and_has_the_real_pool() -> None:
+    loaded = config()
+    twin = simulated_twin(loaded, {"num_gpu_blocks": 321}).config
+    assert twin.executor == Simulated(cost=RooflineCost(kind="roofline"))
+    assert twin.kv_cache.num_gpu_blocks == 321
+    same = {"executor": loaded.config.executor, "kv_cache": loaded.config.kv_cache}
+    assert twin.model_copy(update=same) == loaded.config
+
+
+def test_the_cost_model_is_the_shadow_s_if_there_is_one() -> None:
+    formula = {"kind": "formula", "base_s": 0.5}
+    real = {"num_gpu_blocks": 9}
+    assert simulated_twin(config(cost=formula), real).config.executor.cost.kind == "formula"
+    twin = simulated_twin(config(cost={"kind": "roofline"}, shadow={"cost": formula}), real)
+    assert twin.config.executor.cost == FormulaCost(kind="formula", base_s=0.5)
+
+
+def test_both_results_and_their_difference_are_written(tmp_path: Path) -> None:
+    real = stand_in(tmp_path / "run", base_s=0.1)
+    loaded = config(cost={"kind": "formula", "base_s": 0.2})
+    validation = validate(loaded, real)
+    rows = {row.key: row for row in validation.rows}
+    assert rows["p50_itl_ms"].error == pytest.approx(1.0)
+    assert validation.rows[:-1] == compare_runs(real.directory, real.directory / "simulated")
+    written = json.loads((real.directory / "validation.json").read_text())
+    assert written["statement"] == validation.statement
+    assert written["rows"] == [row.as_json() for row in validation.rows]
+
+
+def test_the_statement_names_decisions_path_and_timing(tmp_path: Path) -> None:
+    statement = validate(config(), stand_in(tmp_path / "run", 0.1)).statement
+    assert statement == (
+        "decisions vllm 0.11.0; real: Some GPU, attention v2, kv_layout packed, mixed split, "
+        "dtype bfloat16, kv_dtype bfloat16; simulated: timing roofline"
+    )
+
+
+def test_the_shadow_s_prices_are_summed_over_the_real_steps(tmp_path: Path) -> None:
+    real = stand_in(tmp_path / "run", 0.1, shadow_s=0.05, first_shape=1.0)
+    validation = validate(config(), real)
+    priced = {row.key: row for row in validation.rows}["shadow_s"]
+    assert priced.real == pytest.approx(0.1 * real.summary["num_steps"])
+    assert priced.error == pytest.approx(-0.5)
+    steps = real.summary["num_steps"]
+    assert f", something was compiled in {steps} steps;" in validation.statement
+
+
+def test_memory_is_beside_its_estimate(tmp_path: Path) -> None:
+    row = validate(config(), stand_in(tmp_path / "run", 0.1)).rows[-1]
+    assert (row.key, row.real, row.simulated) == ("gpu_memory_gib", 3.0, 2.0)

@@ -1,0 +1,154 @@
+"""With the measured times fed back, every plan is the real engine's, and so is every latency."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simserve.errors import SimserveError, TraceError
+from simserve.fidelity.conform import check_case
+from simserve.fidelity.log_plans import log_plans
+from simserve.fidelity.log_run import replay_log
+from simserve.fidelity.measured import METRICS, STATISTICS, measured_log, measured_run
+from simserve.fidelity.plans import PlanCheck
+from simserve.fidelity.vllm_log import StepLog, parse_vllm_log, read_vllm_log
+from simserve.types import StepOutput, StepPlan
+from tests.fidelity.conftest import LOGS, NAMES, write
+
+LARGEST_ERROR = 0.002
+
+
+class Plans:
+    """An observer that keeps what was decided."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def scheduled(self, plan: StepPlan, now_s: float) -> None:
+        self.rows.append(columns(plan))
+
+    def updated(self, plan: StepPlan, output: StepOutput, now_s: float) -> None: ...
+
+    def reset(self, succeeded: bool, now_s: float) -> None: ...
+
+
+def columns(plan: StepPlan) -> Any:
+    return (
+        list(plan.request_ids),
+        list(plan.starts),
+        list(plan.num_tokens),
+        list(plan.samples),
+        dict(plan.kinds),
+        list(plan.preempted_ids),
+    )
+
+
+def check_replay(path: Path) -> None:
+    log = read_vllm_log(path)
+    plans = PlanCheck(log)
+    data = replay_log(log, plans)
+    assert plans.finish() is None, f"{log.name}: {plans.difference}"
+    real, replayed = measured_log(log), measured_run(data)
+    for metric in METRICS:
+        for statistic in STATISTICS:
+            want, have = real.get(metric, statistic), replayed.get(metric, statistic)
+            assert have == pytest.approx(want, rel=LARGEST_ERROR), (log.name, metric, statistic)
+    assert replayed.output_throughput == pytest.approx(real.output_throughput, rel=1e-4)
+    for count in ("num_steps", "num_preemptions", "prefix_hit_tokens"):
+        assert getattr(replayed, count) == getattr(real, count), (log.name, count)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_logs_are_met(name: str) -> None:
+    check_replay(LOGS / f"{name}.json.gz")
+
+
+def test_all_logs_are_met(all_logs: list[Path]) -> None:
+    for path in all_logs:
+        check_replay(path)
+
+
+def test_the_clock_is_the_record_s(warm: StepLog) -> None:
+    steps = replay_log(warm).steps
+    assert np.abs(steps.start_s - warm.steps.start_s).max() < 1e-9
+    assert (steps.end_s == warm.steps.end_s).all()
+
+
+def test_rebuilt_plans_are_those_of_the_scheduler(warm: StepLog) -> None:
+    plans = Plans()
+    replay_log(warm, plans)
+    assert plans.rows == [columns(plan) for plan in log_plans(warm)]
+
+
+def test_the_log_written_by_hand_is_met(tiny: StepLog) -> None:
+    plans = PlanCheck(tiny)
+    data = replay_log(tiny, plans)
+    assert plans.finish() is None
+    assert measured_run(data).prefix_hit_tokens == 16
+    assert data.requests.arrival_s.tolist() == [0.001, 0.015]
+    assert data.requests.queued_s.tolist() == pytest.approx([0.002, 0.0311])
+
+
+@pytest.mark.parametrize(
+    ("step", "rows", "says"),
+    [
+        (1, [[0, 7, 32]], "step 1, row 0: expected request 0 with 7 tokens after 32, got "
+                          "request 0 with 8 tokens after 32"),
+        (2, [[1, 4, 16], [0, 1, 40]], "step 2, row 0: expected request 1"),
+        (2, [[0, 1, 40]], "step 2, requests: expected 1, got 2"),
+    ],
+)  # fmt: skip
+def test_any_other_plan_is_noticed(
+    tmp_path: Path, document: dict[str, Any], step: int, rows: Any, says: str
+) -> None:
+    document["steps"][step][4] = rows
+    outcome = check_case(write(tmp_path / "x.json.gz", document))
+    assert str(outcome.difference).startswith(says)
+
+
+def test_preemptions_and_missing_steps_are_noticed(document: dict[str, Any]) -> None:
+    document["steps"][2][5] = [1]
+    log = parse_vllm_log(Path("x"), document)
+    plans = PlanCheck(log)
+    replay_log(log, plans)
+    assert str(plans.finish()) == "step 2, preempted: expected [1], got []"
+    document["steps"][2][5] = []
+    document["steps"].append([50000, 1000, 1, 1, [[0, 1, 41]], []])
+    plans = PlanCheck(parse_vllm_log(Path("x"), document))
+    replay_log(parse_vllm_log(Path("x"), document), plans)
+    assert str(plans.finish()) == "step 3, requests: expected 1, got 0"
+
+
+def test_a_record_that_is_too_short_is_an_error(document: dict[str, Any]) -> None:
+    del document["steps"][2]
+    with pytest.raises(SimserveError, match="the record ends after 2 steps, but requests are left"):
+        replay_log(parse_vllm_log(Path("x"), document))
+
+
+def test_an_engine_whose_rules_are_not_known_is_refused(tiny: StepLog) -> None:
+    with pytest.raises(TraceError, match=r"decisions of 'vllm-0\.9\.0' are not known"):
+        replay_log(replace(tiny, engine="vllm-0.9.0"))
+
+
+def test_the_engine_s_version_decides_the_rules(document: dict[str, Any]) -> None:
+    # The pool holds 7 blocks. At step 1 the second request (5 blocks) finds 4 free: 0.11.0 admits
+    # its first chunk, 0.20.2 does not.
+    document["config"]["num_free_blocks"] = 7
+    document["requests"][1].update(segs=[[8, 70]], added=20100, times=[])
+    steps = document["steps"]
+    steps[1][4] = [[0, 8, 32], [1, 24, 0]]
+    old = PlanCheck(parse_vllm_log(Path("x"), {**document, "engine": "vllm-0.11.0"}))
+    with pytest.raises(SimserveError, match="the record ends"):
+        replay_log(old._log, old)
+    assert old.difference is not None
+    assert old.difference.step == 2
+    new = PlanCheck(parse_vllm_log(Path("x"), document))
+    with pytest.raises(SimserveError, match="the record ends"):
+        replay_log(new._log, new)
+    assert new.difference is not None
+    assert new.difference.step == 1
+    assert new.difference.got == ((0, 8, 32),)

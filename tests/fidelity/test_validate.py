@@ -1,0 +1,336 @@
+"""Validation: nothing is found where there is nothing, and every kind of error is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from simserve.cli.main import app
+from simserve.errors import ConfigError
+from simserve.fidelity.attribution import priced_plans
+from simserve.fidelity.divergence import explain
+from simserve.fidelity.log_run import replay_log, simulate_log
+from simserve.fidelity.measured import measured_log
+from simserve.fidelity.plans import PlanCheck
+from simserve.fidelity.saturation import NEAR_SATURATION, ScaledCost, ttft_elasticity
+from simserve.fidelity.step_errors import StepError, errors_by_regime, price_log
+from simserve.fidelity.tolerances import BLIND, HOST_KNOWN, LIMITS, parse_tolerances
+from simserve.fidelity.validate import Timing, group_repeats, validate_workload
+from simserve.fidelity.validation import Cell, Validation
+from simserve.fidelity.vllm_log import StepLog
+from simserve.protocols import Price
+from simserve.types import StepRun
+from tests.fidelity.conftest import LOGS
+from tests.fidelity.made_log import HostCost, made_log, poisson
+
+
+@pytest.fixture(scope="module")
+def log() -> StepLog:
+    """Light load on `HostCost`."""
+    return made_log(poisson(30, 12.0), HostCost())
+
+
+def timing(gpu_scale: float = 1.0, **more: Any) -> Timing:
+    return Timing(name="made", cost=lambda host: HostCost(host, gpu_scale), **more)
+
+
+def cell(validation: Validation, name: str) -> Cell:
+    return next(one for one in validation.cells if one.name == name)
+
+
+# -- the whole -------------------------------------------------------------------------------------
+
+
+def test_the_right_cost_model_is_right_in_everything(log: StepLog) -> None:
+    found = validate_workload([log], timing())
+    assert found.misses == []
+    assert found.divergence is None
+    errors = [one.error for one in found.cells if one.error is not None]
+    assert len(errors) == 17
+    assert np.abs(errors).max() < 1e-3
+    assert all(real == simulated for real, simulated in found.counts.values())
+    assert found.steps["all"].num_steps == len(log.steps)
+    assert found.steps["all"].mape < 1e-3
+    assert not found.near_saturation
+    assert all(abs(e or 0.0) < 2e-3 for by in found.attribution.values() for e in by.values())
+
+
+def test_preemptions_are_found_again() -> None:
+    log = made_log(poisson(40, 60.0, output_len=60), HostCost(), num_free_blocks=300)
+    found = validate_workload([log], timing())
+    real, simulated = found.counts["num_preemptions"]
+    assert real == simulated > 0
+    assert (found.misses, found.divergence) == ([], None)
+
+
+def test_scatter_is_shown_beside_and_not_judged(log: StepLog) -> None:
+    found = validate_workload([log], timing(scattered=lambda host: HostCost(host, 1.5)))
+    itl = cell(found, "itl_p50")
+    assert itl.scattered_error == pytest.approx(0.5, abs=0.05)
+    assert abs(itl.error or 0.0) < 1e-3
+    assert found.misses == []
+    assert itl.as_json()["scattered_error"] == itl.scattered_error
+
+
+@pytest.mark.parametrize("gpu_scale", [0.85, 1.15])
+def test_wrong_step_times_are_found_and_blamed_on_pricing(log: StepLog, gpu_scale: float) -> None:
+    found = validate_workload([log], timing(gpu_scale))
+    assert {"itl_p50", "ttft_p50", "ttft_p95"} <= set(found.misses)
+    assert found.steps["all"].bias == pytest.approx(gpu_scale - 1.0, abs=0.02)
+    blame = found.attribution["itl_p50"]
+    assert abs(blame["scheduling"] or 0.0) < 2e-3
+    assert blame["pricing"] == pytest.approx(gpu_scale - 1.0, abs=0.02)
+    assert found.divergence is not None
+    assert found.divergence.by_arrival
+    assert "only in the" in found.divergence.reason
+
+
+@pytest.mark.parametrize("host_scale", [0.7, 1.6])
+def test_a_host_s_speed_is_taken_from_its_log(host_scale: float) -> None:
+    log = made_log(poisson(60, 12.0), HostCost(host_scale))
+    blind, known = (validate_workload([log], timing(), host_scale=h) for h in (1.0, None))
+    assert known.host_scale == pytest.approx(host_scale, rel=0.04)
+    assert abs(known.steps["all"].bias) < 0.003 < abs(blind.steps["all"].bias)
+    assert known.misses == []
+    assert cell(known, "e2el_p99").limit == HOST_KNOWN["e2el_p99"]
+    assert cell(blind, "e2el_p99").limit is None
+    assert {one.name for one in known.step_verdicts} >= {"step_mape_gpu", "step_bias"}
+    assert blind.step_verdicts == ()
+
+
+def test_another_rule_is_a_miss_however_good_the_times(log: StepLog) -> None:
+    # The engine seems to have scheduled one token less in a prefill, at the same time.
+    tokens = log.steps.num_tokens.copy()
+    tokens[int(tokens.argmax())] -= 1
+    altered = replace(log, steps=replace(log.steps, num_tokens=tokens))
+    found = validate_workload([altered], timing())
+    assert found.misses == ["scheduling rule"]
+    assert found.divergence is not None
+    assert "a rule of the scheduler differs" in str(found.divergence)
+
+
+def test_logs_that_were_fitted_on_are_told(log: StepLog) -> None:
+    assert validate_workload([log], timing(fitted_on=("made", "x"))).fitted_on == ("made",)
+    assert validate_workload([log], timing(fitted_on=("x",))).fitted_on == ()
+
+
+# -- repeats and spread ----------------------------------------------------------------------------
+
+
+def test_repeats_are_put_together_and_their_spread_counts() -> None:
+    workload = poisson(30, 12.0)
+    repeats = [
+        made_log(workload, HostCost(gpu_scale=scale), name=f"rep{scale}", num_free_blocks=blocks)
+        for scale, blocks in ((0.8, 4000), (1.2, 3970))
+    ]
+    other = made_log(poisson(20, 12.0, seed=1), HostCost(), name="other")
+    groups = group_repeats([repeats[0], other, repeats[1]])
+    assert [[one.name for one in group] for group in groups] == [["rep0.8", "rep1.2"], ["other"]]
+    # 0.9 is 10 % from the mean, which is more than 5 %, but within what repeats differ.
+    found = validate_workload(repeats, timing(0.9))
+    itl = cell(found, "itl_p50")
+    assert itl.spread == pytest.approx(0.2, abs=0.03)
+    assert itl.limit == itl.spread
+    assert itl.error == pytest.approx(-0.1, abs=0.02)
+    assert (itl.larger, itl.missed) == ("spread", False)
+    assert cell(validate_workload(repeats, timing(0.6)), "itl_p50").missed
+
+
+def test_one_log_s_spread_is_the_profile_s(log: StepLog) -> None:
+    spread = {"below": {"itl_p50": 0.2, "ttft_p50": 0.01}}
+    found = validate_workload([log], timing(1.1, repeat_spread=spread))
+    assert cell(found, "itl_p50").limit == 0.2
+    assert not cell(found, "itl_p50").missed
+    assert cell(found, "ttft_p50").limit == BLIND["ttft_p50"]
+    # A known host leaves no such excuse.
+    known = validate_workload([log], timing(1.1, repeat_spread=spread), host_scale=None)
+    assert cell(known, "itl_p50").limit == HOST_KNOWN["itl_p50"]
+    assert cell(known, "itl_p50").missed
+
+
+def test_given_tolerances_are_exact(log: StepLog) -> None:
+    given = {"itl_p50": 0.5, "ttft_p50": 0.5, "tpot_p99": 1e-9, "step_bias": 1e-9}
+    found = validate_workload([log], timing(1.1), tolerances=given)
+    assert not cell(found, "itl_p50").missed
+    assert {"tpot_p99", "step_bias"} <= set(found.misses)
+
+
+# -- saturation ------------------------------------------------------------------------------------
+
+
+def test_near_saturation_ttft_is_judged_by_the_repeats_alone() -> None:
+    workload = poisson(150, 78.0)
+    repeats = [made_log(workload, HostCost(gpu_scale=s), name=f"r{s}") for s in (0.97, 1.03)]
+    assert ttft_elasticity(repeats[0], HostCost()) > NEAR_SATURATION
+    found = validate_workload(repeats, timing())
+    assert found.near_saturation
+    ttft = cell(found, "ttft_p50")
+    assert (ttft.in_range, ttft.missed, ttft.limit) == (True, False, None)
+    assert cell(validate_workload(repeats, timing(1.1)), "ttft_p50").missed
+    single = validate_workload(repeats[:1], timing())
+    assert not cell(single, "ttft_p50").judged
+    assert not cell(single, "e2el_p50").judged
+    assert cell(single, "itl_p50").judged
+    assert cell(single, "throughput").judged
+
+
+def test_without_queues_ttft_follows_step_times_one_to_one() -> None:
+    log = made_log([(i * 0.5, 300, 3) for i in range(8)], HostCost())
+    assert ttft_elasticity(log, HostCost()) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_scaled_cost_scales_everything(log: StepLog) -> None:
+    base = simulate_log(log, _executor(HostCost()))
+    twice = simulate_log(
+        replace(log, requests=tuple(replace(r, arrival_s=2 * r.arrival_s) for r in log.requests)),
+        _executor(ScaledCost(HostCost(), 2.0)),
+    )
+    assert twice.steps.end_s == pytest.approx(2 * base.steps.end_s)
+
+
+def _executor(cost: Any) -> Any:
+    from simserve.executor.simulated import SimulatedExecutor
+
+    return SimulatedExecutor(cost)
+
+
+class NothingIsFree(HostCost):
+    """A step without tokens costs nothing, as the protocol has it."""
+
+    def price(self, run: StepRun) -> Price:
+        price = super().price(run)
+        return price if run.plan.request_ids else Price([0.0] * run.count, price.parts)
+
+
+CLOCKS = ("start_s", "end_s", "duration_s", "schedule_s", "update_s")
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def test_step_errors_by_hand() -> None:
+    error = StepError.of(np.array([1.0, 3.0]), np.array([2.0, 2.0]))
+    assert error == StepError(2, 0.5, 0.0)
+
+
+def test_step_errors_tell_regimes_apart(log: StepLog) -> None:
+    errors = errors_by_regime([price_log(log, HostCost())])
+    assert {"all", "GPU-bound", "decode, up to 32 requests", "mixed, up to 1024 tokens"} <= set(
+        errors
+    )
+    regimes = [name for name in errors if "," in name]
+    assert sum(errors[name].num_steps for name in regimes) == len(log.steps)
+    without_tokens = replace(
+        log,
+        steps=replace(
+            log.steps,
+            row_offsets=np.append(log.steps.row_offsets, log.steps.row_offsets[-1]),
+            **{name: np.append(getattr(log.steps, name), 1.0) for name in CLOCKS},
+        ),
+    )
+    assert errors_by_regime([price_log(without_tokens, NothingIsFree())])["all"] == errors["all"]
+    slow_host = price_log(log, HostCost(60.0))
+    assert slow_host.host_bound.any()
+
+
+def test_priced_plans_stretch_the_log_s_clock(log: StepLog) -> None:
+    priced = price_log(log, HostCost())
+    same, real = priced_plans(log, priced), measured_log(log)
+    assert same.get("ttft", "p99") == pytest.approx(real.get("ttft", "p99"), rel=1e-3)
+    longer = replace(priced, predicted_s=2 * priced.measured_s)
+    itl, base = (one.get("itl", "p50") for one in (priced_plans(log, longer), real))
+    assert base is not None
+    assert itl == pytest.approx(2 * base, rel=0.02)
+
+
+def test_a_late_divergence_is_explained_by_who_was_there(log: StepLog) -> None:
+    plans = PlanCheck(log)
+    data = replay_log(log, plans)
+    assert plans.finish() is None
+    later = replace(log, added_s=log.added_s + np.where(np.arange(len(log.added_s)) == 5, 9.0, 0.0))
+    step = int(np.searchsorted(log.steps.start_s, log.added_s[5]))
+    difference = _difference_at(log, step)
+    told = explain(later, data, difference)
+    assert told.by_arrival
+    assert told.reason == "requests taken in by then: 5 only in the simulation"
+    assert not explain(log, data, difference).by_arrival
+
+
+def _difference_at(log: StepLog, step: int) -> Any:
+    from simserve.fidelity.plans import PlanDifference
+
+    return PlanDifference(step, log.steps.rows(step), (), (), ())
+
+
+def test_tolerances_by_metric_and_by_name() -> None:
+    assert parse_tolerances(["itl=7", "ttft_p50=1.5", "throughput=3"]) == {
+        "itl_p50": 0.07,
+        "itl_p95": 0.07,
+        "itl_p99": 0.07,
+        "ttft_p50": 0.015,
+        "throughput": 0.03,
+    }
+    assert set(BLIND) | set(HOST_KNOWN) <= set(LIMITS)
+    for text in ("itl", "itl=", "itl=-1", "itl=nan", "ttft_p51=3", "=3"):
+        with pytest.raises(ConfigError, match="--tolerance"):
+            parse_tolerances([text])
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+PROFILE = "h200-llama-3.1-8b-vllm"
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    outcome = CliRunner().invoke(app, ["validate", *arguments], env={"COLUMNS": "100"})
+    return outcome.exit_code, outcome.output
+
+
+def test_the_command_prints_everything_and_exits_by_the_verdict(tmp_path: Path) -> None:
+    log, out = str(LOGS / "long_on_2048_1024.json.gz"), tmp_path / "out.json"
+    loose = [f"--tolerance={name}=1000" for name in ("ttft", "itl", "e2el", "throughput")]
+    status, output = run(log, "--profile", PROFILE, "--json", str(out), *loose)
+    assert status == 0, output
+    for text in (
+        "decisions: vllm-0.20.2; timing: ",
+        PROFILE,
+        "TTFT p95",
+        "E2EL mean",
+        "TPOT p50",
+        "spread",
+        "steps 63 real",
+        "prefix-hit tokens 0 real, 0 simulated",
+        "MAPE",
+        "our plans, real times",
+        "plans: ",
+        "1 of 1 workloads within limits",
+    ):
+        assert text in output, text
+    (found,) = json.loads(out.read_text())
+    assert found["misses"] == []
+    assert len(found["metrics"]) == 17
+    status, output = run(log, "--profile", PROFILE, "--tolerance", "itl_p50=0.000001")
+    assert status == 1
+    assert "misses: " in output
+    assert "0 of 1 workloads within limits" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--profile", "no-such"], "no profile is called 'no-such'"),
+        (["--profile", PROFILE, "--host-scale", "fast"], "expected auto or a positive number"),
+        (["--profile", PROFILE, "--host-scale", "-1"], "expected auto or a positive number"),
+        (["--profile", PROFILE, "--tolerance", "x=1"], "there is no 'x'"),
+        (["--profile", PROFILE, "--json", "/no/such/folder/f.json"], "cannot be written"),
+    ],
+)
+def test_mistakes_end_with_status_2(arguments: list[str], says: str) -> None:
+    status, output = run(str(LOGS / "prefill_2048.json.gz"), *arguments)
+    assert status == 2, output
+    assert says in output
