@@ -24,7 +24,7 @@ from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import ProfileFile
 from simserve.cost.roofline import RooflineCost
 from simserve.fidelity.fit import LoadedLog, fit_profile, load_log, step_errors_of
-from simserve.fidelity.step_errors import PricedSteps, errors_by_regime, price_log
+from simserve.fidelity.step_errors import SLOWER_HOST, PricedSteps, errors_by_regime, price_log
 from simserve.fidelity.validate import Timing, group_repeats, validate_workload
 from simserve.fidelity.validation import Validation
 from simserve.fidelity.vllm_log import StepLog, read_vllm_log
@@ -171,7 +171,8 @@ def price(
 ) -> Iterator[PricedSteps]:
     for one, logs in zip(found, workloads, strict=True):
         for log in logs:
-            yield price_log(log, times.cost(one.host_scale))
+            scales = one.host_scale, one.host_scale * SLOWER_HOST
+            yield price_log(log, *map(times.cost, scales))
 
 
 def latency_errors(one: Validation) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """How fast the simulator is: named workloads as whole processes, beside SimPy's own speed.
 
-    python benchmarks/simulator.py                    # all workloads, three times each
-    python benchmarks/simulator.py W1 --repeats 5
+    python benchmarks/simulator.py                    # all but the long ones, three times each
+    python benchmarks/simulator.py W1 'W3 100K' --repeats 5
+    python benchmarks/simulator.py --mooncake mooncake_conversation.jsonl
     python benchmarks/simulator.py --show benchmarks/results/simulator.json
 
 A run is `simserve run ... --quiet` from start to exit, imports and result files included, the
@@ -42,18 +43,43 @@ print(500_000 / (time.process_time() - start))
 """
 
 
+NO_LEAPS = (
+    "from functools import partial; from simserve import api; "
+    "api.build = partial(api.build, leap=False); from simserve.cli.main import main; main()"
+)
+"""The command line with every step taken by itself."""
+
+
 class Workload(NamedTuple):
     """What to run: a configuration of `configs/bench`, with overrides."""
 
     name: str
     config: str
     overrides: tuple[str, ...] = ()
+    program: tuple[str, ...] = SIMSERVE
+    is_long: bool = False
+    """Takes minutes: runs only if it is named."""
+
+
+def of_length(name: str, num_requests: int, *, is_long: bool) -> Workload:
+    """W2 with another number of requests."""
+    override = f"workload.synthetic.num_requests={num_requests}"
+    return Workload(f"W3 {name}", "w2.yaml", (override,), is_long=is_long)
 
 
 WORKLOADS = (
     Workload("W1", "w1.yaml"),
     Workload("W2", "w2.yaml"),
     Workload("W2 on H200", "w2.yaml", ("gpu=h200",)),
+    Workload("W2, no leaps", "w2.yaml", program=(sys.executable, "-c", NO_LEAPS)),
+    of_length("1K", 1_000, is_long=False),
+    of_length("100K", 100_000, is_long=True),
+    of_length("1M", 1_000_000, is_long=True),
+    Workload("KV pressure", "pressure.yaml"),
+    Workload("long and short", "long_short.yaml"),
+    Workload("multi-turn", "multi_turn.yaml"),
+    Workload("priority", "priority.yaml"),
+    Workload("speculative", "spec_decode.yaml"),
 )
 
 
@@ -74,9 +100,12 @@ def main() -> None:
     if arguments.show:
         print("\n".join(table(json.loads(arguments.show.read_text()))))
         return
-    wanted = arguments.workloads
-    chosen = [w for w in WORKLOADS if not wanted or w.name in wanted]
-    if unknown := set(wanted) - {w.name for w in WORKLOADS}:
+    wanted, known = arguments.workloads, list(WORKLOADS)
+    if arguments.mooncake:
+        path = f"workload.trace.path={arguments.mooncake.resolve()}"
+        known.append(Workload("Mooncake", "mooncake.yaml", (path,)))
+    chosen = [w for w in known if (w.name in wanted if wanted else not w.is_long)]
+    if unknown := set(wanted) - {w.name for w in known}:
         sys.exit(f"no such workload: {', '.join(sorted(unknown))}")
     report = measure(chosen, arguments.repeats)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +119,7 @@ def parse() -> argparse.Namespace:
     )
     names = ", ".join(w.name for w in WORKLOADS)
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {names}; all")
+    parser.add_argument("--mooncake", type=Path, metavar="FILE.jsonl", help="its conversations")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
     parser.add_argument("--show", type=Path, metavar="FILE.json", help="print its table only")
@@ -114,7 +144,7 @@ def measure(workloads: Sequence[Workload], repeats: int) -> dict[str, Any]:
         "workloads": {
             w.name: {
                 "config": f"configs/bench/{w.config}",
-                "overrides": w.overrides,
+                "overrides": [shown(override) for override in w.overrides],
                 "runs": [run._asdict() for run in runs[w.name]],
             }
             for w in workloads
@@ -128,7 +158,7 @@ def run_once(workload: Workload) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         config = ROOT / "configs" / "bench" / workload.config
-        command = [*SIMSERVE, "run", str(config), *overrides, "--out", str(out), "--quiet"]
+        command = [*workload.program, "run", str(config), *overrides, "--out", str(out), "--quiet"]
         process = subprocess.Popen(command, cwd=ROOT)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -170,6 +200,12 @@ def table(report: dict[str, Any]) -> Iterator[str]:
             f"| {cpu_s * timeouts / 1e6:.2f} | {peak_mb:.0f} | {first.num_steps / cpu_s:,.0f} "
             f"| {first.num_requests / cpu_s:,.0f} | {first.num_output_tokens / cpu_s:,.0f} |"
         )
+
+
+def shown(override: str) -> str:
+    """An override with the name of a file alone: its folder is a matter of the machine."""
+    key, _, value = override.partition("=")
+    return f"{key}={Path(value).name}" if "/" in value else override
 
 
 def processor() -> str:

@@ -283,8 +283,8 @@ class LoopCost(Protocol):
         """From the end of a step to the look at what has arrived (s)."""
         ...
 
-    def take_in_s(self, request: TraceRequest) -> float:
-        """To take in one request that has arrived (s)."""
+    def take_in_s(self, request: TraceRequest, first: bool) -> float:
+        """To take in one request that has arrived, the `first` since the last step or not (s)."""
         ...
 
 

@@ -60,23 +60,13 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def num_lines(node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> int:
-    """Lines of a function. Of a kernel's, those after signature and docstring: parameters stand
-    one a line, and the docstring gives their shapes."""
-    first = node.lineno
-    if path.is_relative_to(ROOT / "kernels"):
-        first = node.body[min(ast.get_docstring(node) is not None, len(node.body) - 1)].lineno
-    assert node.end_lineno is not None
-    return node.end_lineno - first + 1
-
-
 @pytest.mark.parametrize("path", sources(), ids=relative)
 def test_modules_and_functions_can_be_read_in_one_sitting(path: Path) -> None:
     source = path.read_text()
     assert len(source.splitlines()) <= MAX_MODULE_LINES
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     sizes = {
-        node.name: num_lines(node, path)
+        node.name: (node.end_lineno or 0) - node.lineno + 1
         for node in ast.walk(ast.parse(source))
         if isinstance(node, functions)
     }

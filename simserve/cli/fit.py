@@ -11,6 +11,7 @@ from simserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from simserve.cost.profile_file import ProfileFile
+    from simserve.fidelity.fit import LoadedLog
 
 __all__ = ["fit"]
 
@@ -18,7 +19,9 @@ __all__ = ["fit"]
 def fit(
     logs: Annotated[
         list[Path],
-        typer.Argument(metavar="LOG…", help="Step logs to fit on.", show_default=False),
+        typer.Argument(
+            metavar="LOG…", help="Step logs, or directories of real runs.", show_default=False
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="profile.json", help="The profile to write.")],
     held_out: Annotated[
@@ -32,26 +35,24 @@ def fit(
         str | None, typer.Option(help="Whose profile, if there are logs of several models.")
     ] = None,
     attention_path: Annotated[
-        str, typer.Option(help="Attention kernels and graph modes, in words.")
+        str, typer.Option(help="Kernels and graph modes of step logs, in words.")
     ] = "not said",
     measured_on: Annotated[
-        str, typer.Option(help="Machine, software and date, in words.")
+        str, typer.Option(help="Machine, software and date of step logs.")
     ] = "not said",
 ) -> None:
     """Fit what an engine's steps cost, write it as a profile, and print how well it fits.
 
+    A run with executor.kind: real tells its kernels and machine itself.
     Logs of several models may be given: what they share (kernels, host) is fitted together.
     docs/log-format.md describes the logs, docs/cost-models.md the profile.
     """
-    from simserve.fidelity.fit import fit_profile, load_log
-    from simserve.fidelity.vllm_log import read_vllm_log
-
-    fitted = [load_log(read_vllm_log(path)) for path in logs]
-    unseen = [load_log(read_vllm_log(path)) for path in held_out or ()]
+    fitted = [_load(path) for path in logs]
+    unseen = [_load(path) for path in held_out or ()]
     models = sorted({log.model for log in fitted})
     if model is None and len(models) > 1:
         raise ConfigError(f"logs are of {', '.join(models)}: say with --model whose profile it is")
-    profile = fit_profile(
+    profile = _fit(
         fitted,
         unseen,
         name=name or out.name.removesuffix(".json"),
@@ -64,6 +65,44 @@ def fit(
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error}") from error
     _print(profile)
+
+
+def _load(path: Path) -> LoadedLog:
+    if path.is_dir():
+        from simserve.fidelity.run_log import load_run
+
+        return load_run(path)
+    from simserve.fidelity.fit import load_log
+    from simserve.fidelity.vllm_log import read_vllm_log
+
+    return load_log(read_vllm_log(path))
+
+
+def _fit(
+    fitted: list[LoadedLog],
+    unseen: list[LoadedLog],
+    *,
+    name: str,
+    model: str,
+    attention_path: str,
+    measured_on: str,
+) -> ProfileFile:
+    from simserve.fidelity.fit import fit_profile
+    from simserve.fidelity.run_log import RunLog, fit_runs
+
+    runs, unseen_runs = ([x for x in logs if isinstance(x, RunLog)] for logs in (fitted, unseen))
+    if len(runs) + len(unseen_runs) == len(fitted) + len(unseen):
+        return fit_runs(runs, unseen_runs, name=name, model=model)
+    if runs or unseen_runs:
+        raise ConfigError("step logs and run directories are of two engines: fit them apart")
+    return fit_profile(
+        fitted,
+        unseen,
+        name=name,
+        model=model,
+        attention_path=attention_path,
+        measured_on=measured_on,
+    )
 
 
 def _print(profile: ProfileFile) -> None:

@@ -21,7 +21,7 @@ COMMANDS = {
     "sweep": ("simserve.cli.sweep:sweep", "Run a configuration with many values of some keys."),
     "search": (
         "simserve.cli.search:search",
-        "Find the highest request rate, or the best settings, under bounds on latency.",
+        "Find the highest rate under an SLO, or the best settings.",
     ),
     "conform": ("simserve.cli.conform:conform", "Check the scheduler against recorded cases."),
     "compare": (

@@ -97,6 +97,8 @@ def run(
             metrics=asked.percentile_metrics if percentile_metrics else None,
             percentiles=asked.percentiles if metric_percentiles else None,
         )
+    if is_real and not quiet:
+        _warn_of_compilers(written)
     if written.summary.get("status") == "interrupted":
         raise typer.Exit(130)
     if is_real and not no_sim:
@@ -105,6 +107,15 @@ def run(
 
 def _real(real_gpu: bool) -> list[str]:
     return ["executor.kind=real", "executor.device=cuda"] if real_gpu else []
+
+
+def _warn_of_compilers(written: Written) -> None:
+    """Say so on stderr if steps took long only because something was compiled in them."""
+    from simserve.fidelity.real_gpu import compile_warning
+
+    warning = compile_warning(written.directory)
+    if warning is not None:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def _compare(loaded: LoadedConfig, written: Written, quiet: bool) -> None:

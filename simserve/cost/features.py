@@ -113,11 +113,11 @@ def _not_decodes(
     return [(n, start) for n, start in rest if n != 1]
 
 
-def query_key_pairs(start: Any, num_tokens: int, sliding_window: int | None = None) -> Any:
+def query_key_pairs(start: Any, num_tokens: Any, sliding_window: int | None = None) -> Any:
     """Causal query-key pairs of `num_tokens` queries after `start` tokens. Exact.
 
     It is a difference of one function at the two ends of the chunk, so chunks of a prompt add up
-    to the whole prompt however it is cut. `start` is an int, or an int64 array.
+    to the whole prompt however it is cut. Both are ints, or int64 arrays.
 
     >>> query_key_pairs(0, 8) == query_key_pairs(0, 3) + query_key_pairs(3, 5) == 36
     True

@@ -85,9 +85,9 @@ class ResidualNoise:
         """Time of the engine's loop after a step (s), as the profile has it."""
         return self._cost.after_step_s(plan)
 
-    def take_in_s(self, request: TraceRequest) -> float:
+    def take_in_s(self, request: TraceRequest, first: bool) -> float:
         """Time of the engine's loop to take in one request (s), as the profile has it."""
-        return self._cost.take_in_s(request)
+        return self._cost.take_in_s(request, first)
 
 
 class _Draws:

@@ -145,11 +145,12 @@ class ProfileCost:
         requests_s = c["loop_request_s"] * len(plan.request_ids)
         return self._host_scale * (c["loop_step_s"] + requests_s)
 
-    def take_in_s(self, request: TraceRequest) -> float:
-        """Time of the engine's loop to take in one request (s)."""
+    def take_in_s(self, request: TraceRequest, first: bool) -> float:
+        """Time of the engine's loop to take in one request, the `first` since a step or not (s)."""
         c = self._coefficients
+        first_s = c["intake_first_s"] if first else 0.0
         prompt_s = c["intake_token_s"] * request.prompt_len
-        return self._host_scale * (c["intake_request_s"] + prompt_s)
+        return self._host_scale * (first_s + c["intake_request_s"] + prompt_s)
 
     def regime(self, run: StepRun) -> str:
         """The regime of the steps of a run, as in the profile's errors and residuals."""

@@ -96,7 +96,8 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "update_request_s": _host_s(6e-6, "per request"),
     "loop_step_s": _host_s(10e-6, "the engine's loop between steps: every step"),
     "loop_request_s": _host_s(1e-6, "per request of the step before"),
-    "intake_request_s": _host_s(300e-6, "per request taken in between steps"),
+    "intake_first_s": _host_s(200e-6, "if requests are taken in between two steps"),
+    "intake_request_s": _host_s(150e-6, "per request taken in"),
     "intake_token_s": _host_s(150e-9, "per prompt token of a request taken in"),
     "launch_step_s": _host_s(3e-3, "launching a step that is not one graph"),
     "launch_eager_layer_s": _host_s(400e-6, "per layer, where no graph is used"),
@@ -107,8 +108,9 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "linear_blend": Coefficient("", 0.3, 0.0, 2.0, False, "rounding at weight- to compute-bound"),
     "cached_tokens": _tokens(1300.0, 1.0, "whose activations never leave the GPU's L2 cache"),
     "kv_bandwidth": _share(0.8, "reading KV"),
+    "mixed_kv_bandwidth": _share(0.6, "the same by decodes, if a request has more than one token"),
     "kv_imbalance": Coefficient("", 0.2, 0.0, 1.0, False, "more for decodes of unlike contexts"),
-    "decode_tokens": _tokens(200.0, 0.0, "KV tokens whose reading a decode costs in any case"),
+    "decode_tokens": _tokens(200.0, 0.0, "KV tokens a decode costs in any case, alone"),
     "prefill_flops": _share(0.58, "attention of prefills"),
     "launch_blend": Coefficient("", 0.3, 0.0, 2.0, False, "rounding at GPU- to launch-bound"),
 }
@@ -199,6 +201,7 @@ class Rates(NamedTuple):
     kv_token_s: float
     kv_imbalance: float
     decode_s: float
+    mixed_kv_token_s: float
     mixed_s: float
     pair_s: float
     head_weights_s: float
@@ -231,6 +234,7 @@ def rates(c: Mapping[str, float], s: Sheet) -> Rates:
         kv_token_s=kv_token_s,
         kv_imbalance=c["kv_imbalance"],
         decode_s=kv_token_s * c["decode_tokens"],
+        mixed_kv_token_s=s.kv_token_s / c["mixed_kv_bandwidth"],
         mixed_s=s.num_layers * c["mixed_layer_s"],
         pair_s=s.pair_s / c["prefill_flops"],
         head_weights_s=s.head_weights_s / bandwidth,
@@ -296,10 +300,15 @@ def _attention_decode(r: Rates, work: StepWork) -> Number:
 
     Work is dealt out by sequence, so the longest one is waited for. With n contexts of sum S and
     maximum M the surcharge is S (1 - S / (n M)): 0 for equal ones, and increasing in each context.
+    Decodes alone split their contexts to fill the GPU, which costs each something. Beside prefills
+    they are not split: what one costs at least hides behind the prefills, and KV comes slower.
     """
     evenness = work.decode_kv_tokens / work.decode_kv_bound
     unlike = 1.0 + r.kv_imbalance * (1.0 - evenness)
-    return r.kv_token_s * (work.decode_kv_tokens * unlike) + r.decode_s * work.num_decodes
+    tokens = work.decode_kv_tokens * unlike
+    if work.num_prefills is not None:
+        return r.mixed_kv_token_s * tokens
+    return r.kv_token_s * tokens + r.decode_s * work.num_decodes
 
 
 def blend(a: Number, b: Number, width: float) -> Number:

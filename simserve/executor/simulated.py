@@ -37,6 +37,7 @@ class SimulatedExecutor:
         self._cost_model = cost_model
         self._loop = cost_model if isinstance(cost_model, LoopCost) else None
         self._drafter = drafter
+        self._took_in = False
         self.single_steps = drafter is not None
 
     def add_request(self, request: TraceRequest) -> None:
@@ -46,7 +47,10 @@ class SimulatedExecutor:
 
     def taken_in_s(self, request: TraceRequest, now_s: float) -> float:
         """When a request is taken in, if that begins at `now_s` (s)."""
-        return now_s if self._loop is None else now_s + self._loop.take_in_s(request)
+        if self._loop is None:
+            return now_s
+        first, self._took_in = not self._took_in, True
+        return now_s + self._loop.take_in_s(request, first)
 
     def submit(self, run: StepRun, start_s: float) -> StepResult:
         """Price `run`. Ends are summed up one by one, as single steps would.
@@ -55,6 +59,7 @@ class SimulatedExecutor:
             SimserveError: the cost model gives a step no time, so that the clock would stand still.
         """
         plan = run.plan
+        self._took_in = False
         durations, parts = self._cost_model.price(run)
         gap_s = 0.0 if self._loop is None else self._loop.after_step_s(plan)
         if gap_s:

@@ -16,11 +16,11 @@ from simserve.config.build_real import open_machine
 from simserve.config.environment import collect
 from simserve.config.loader import LoadedConfig, load_config
 from simserve.config.presets import gpu_names
-from simserve.cost.profile_file import Graphs
 from simserve.engine.simulation import simulate
 from simserve.errors import SimserveError
 from simserve.executor.real.bench.step_cases import StepCase
 from simserve.executor.real.bench.steps import measure_steps
+from simserve.fidelity import executor_facts
 from simserve.fidelity.calibration import Calibration
 from simserve.fidelity.calibration_design import Limits, design, traffic
 from simserve.fidelity.observations import Observations
@@ -173,16 +173,17 @@ class _Bench:
         held_out: MeasuredSteps,
     ) -> Calibration:
         """All of it, with what it was measured on."""
-        config, model = self._loaded.config, self._loaded.model
+        config, model, facts = self._loaded.config, self._loaded.model, self._machine.facts
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
         return Calibration(
             model=model,
             kv_dtype=resolve_kv_dtype(model, config.kv_cache.dtype),
             gpu=self._loaded.gpu.name,
             timing_version=simserve.__version__,
             decision_version=config.scheduler.compat,
-            attention_path=_attention_path(self._machine.facts),
-            measured_on=_measured_on(self._machine.facts),
-            graphs=_graphs(self._machine.facts, self.limits.max_num_seqs),
+            attention_path=executor_facts.attention_path(facts),
+            measured_on=executor_facts.measured_on(facts, collect(), today),
+            graphs=executor_facts.graphs(facts, self.limits.max_num_seqs),
             designed=_joined(rounds),
             traffic=_joined(streams),
             held_out=held_out,
@@ -196,29 +197,3 @@ def _joined(groups: Sequence[MeasuredSteps]) -> MeasuredSteps:
     }
     host_s = np.concatenate([group.host_s for group in groups])
     return MeasuredSteps(Observations(**columns), host_s)
-
-
-def _graphs(facts: Mapping[str, Any], max_num_seqs: int) -> Graphs:
-    """Decodes alone are captured on a GPU, nothing else is; a profile names at least one size."""
-    if facts["device"] != "cuda":
-        return Graphs(sizes=[1], full_up_to=1, piecewise=False)
-    from simserve.executor.real.graphs import graph_sizes
-
-    sizes = graph_sizes(max_num_seqs)
-    return Graphs(sizes=sizes, full_up_to=sizes[-1], piecewise=False)
-
-
-def _attention_path(facts: Mapping[str, Any]) -> str:
-    names = ("attention", "kv_layout", "mixed", "dtype", "kv_dtype")
-    path = ", ".join(f"{name} {facts[name]}" for name in names)
-    if facts["device"] != "cuda":
-        return f"{path}; plain torch on a CPU"
-    return f"{path}; CUDA graphs of decodes, other steps kernel by kernel"
-
-
-def _measured_on(facts: Mapping[str, Any]) -> str:
-    here = collect()
-    packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "triton") if name in facts)
-    device = facts.get("device_name") or here["platform"]
-    commit = f", simserve at {here['commit'][:12]}" if here["commit"] else ""
-    return f"{device}, {packages}{commit}, {datetime.now(UTC):%Y-%m-%d}"

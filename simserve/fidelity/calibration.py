@@ -17,6 +17,7 @@ from simserve.config.presets import load_gpu
 from simserve.cost.profile_file import Engine, Graphs, ProfileFile
 from simserve.cost.step_model import Sheet, sheet
 from simserve.errors import SimserveError
+from simserve.fidelity.executor_facts import ENGINE
 from simserve.fidelity.fit import LoadedLog, fit_profile
 from simserve.fidelity.fit_host import engine_seconds, fit_host
 from simserve.fidelity.fit_step import predict
@@ -28,6 +29,7 @@ __all__ = [
     "GROUPS",
     "Calibration",
     "fit_calibration",
+    "own_inputs",
     "predicted_s",
     "read_calibration",
     "write_calibration",
@@ -36,7 +38,6 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 _VERSION = 1
-_ENGINE = "simserve"
 _OUTLIER = 0.15
 GROUPS = ("designed", "traffic", "held_out")
 """Steps that a calibration consists of."""
@@ -141,7 +142,6 @@ def fit_calibration(calibration: Calibration, name: str) -> ProfileFile:
     scale = float(scales[0].mean())
     host = {name: scale * value for name, value in host.items()}
     designed = _with_scheduler(calibration.designed, host)
-    known = {**_inputs(designed, calibration.traffic), "launch_step_s": 0.0}
     logs = [
         _log(calibration, what, steps)
         for what, steps in (
@@ -158,10 +158,10 @@ def fit_calibration(calibration: Calibration, name: str) -> ProfileFile:
         attention_path=calibration.attention_path,
         measured_on=calibration.measured_on,
         graphs=calibration.graphs,
-        known=known,
+        known=own_inputs(designed, calibration.traffic),
     )
     engine = Engine(
-        name=_ENGINE,
+        name=ENGINE,
         timing_version=calibration.timing_version,
         decision_version=calibration.decision_version,
     )
@@ -191,17 +191,22 @@ def _with_scheduler(measured: MeasuredSteps, coefficients: Mapping[str, float]) 
     return MeasuredSteps(priced, measured.host_s)
 
 
-def _inputs(*groups: MeasuredSteps) -> dict[str, float]:
-    """`inputs_*` from the executor's own times of steps of decodes."""
+def own_inputs(*groups: MeasuredSteps) -> dict[str, float]:
+    """Coefficients that the executor's own times of steps of decodes give; none without such.
+
+    They are `inputs_*`; the wait for the launch of a graph is among them.
+    """
     decodes = [group.steps.num_prefills == 0 for group in groups]
     host_s = np.concatenate([g.host_s[rows] for g, rows in zip(groups, decodes, strict=True)])
     num_reqs = np.concatenate(
         [g.steps.num_reqs[rows] for g, rows in zip(groups, decodes, strict=True)]
     )
+    if not len(host_s):
+        return {}
     columns = np.stack((np.ones(len(num_reqs)), num_reqs.astype(np.float64)), axis=1)
     typical = np.full(len(host_s), 1.0 / np.median(host_s))
     step_s, request_s = fit_non_negative(columns, host_s, typical, _OUTLIER).tolist()
-    return {"inputs_step_s": step_s, "inputs_request_s": request_s}
+    return {"inputs_step_s": step_s, "inputs_request_s": request_s, "launch_step_s": 0.0}
 
 
 def _log(calibration: Calibration, name: str, measured: MeasuredSteps) -> _Log:
@@ -209,7 +214,7 @@ def _log(calibration: Calibration, name: str, measured: MeasuredSteps) -> _Log:
     return _Log(
         name=name,
         sha256=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
-        engine=f"{_ENGINE}-{calibration.timing_version}",
+        engine=f"{ENGINE}-{calibration.timing_version}",
         model=calibration.model.name,
         gpu=calibration.gpu,
         steps=measured.steps,

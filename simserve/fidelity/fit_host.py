@@ -89,6 +89,7 @@ def _loop(steps: Observations) -> dict[str, Floats]:
     return {
         "loop_step_s": np.ones(len(steps)),
         "loop_request_s": _floats(steps.num_reqs),
+        "intake_first_s": _floats(np.minimum(steps.gap_requests, 1)),
         "intake_request_s": _floats(steps.gap_requests),
         "intake_token_s": _floats(steps.gap_tokens),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,8 +26,9 @@ from simserve.metrics.rundir import read_run
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
-__all__ = ["Validation", "simulated_twin", "validate"]
+__all__ = ["Validation", "compile_warning", "simulated_twin", "validate"]
 
 SIMULATED = "simulated"
 VALIDATION = "validation.json"
@@ -62,7 +64,7 @@ def validate(
     twin = run(simulated_twin(loaded, real.summary), progress=progress)
     twin.save(directory / SIMULATED)
     steps = read_run(directory).steps_table
-    statement = _statement(real.summary, twin.summary_dict, _num_first_shapes(steps))
+    statement = _statement(real.summary, twin.summary_dict, int(_compiled(steps).sum()))
     rows = [*percentile_rows(real.summary, twin.summary_dict), *_priced(steps), *_memory(real)]
     content = {"statement": statement, "rows": [row.as_json() for row in rows]}
     try:
@@ -100,18 +102,43 @@ def _statement(
     )
 
 
-def _num_first_shapes(steps: pa.Table) -> int:
+def compile_warning(directory: Path) -> str | None:
+    """What is to be said of a real run in whose steps something was compiled; None of another.
+
+    Raises:
+        RunDirectoryError: the directory cannot be read.
+    """
+    steps = read_run(directory).steps_table
+    compiled = _compiled(steps)
+    if not compiled.any():
+        return None
+    durations = column(steps, "duration_s")
+    return (
+        f"{compiled.sum():,} of {len(compiled):,} steps compiled kernels or captured CUDA graphs: "
+        f"{durations[compiled].sum():.2f} s of the {durations.sum():.2f} s that all steps took. "
+        "Requests waited for that, so the latencies are not those of a warm engine"
+    )
+
+
+def _compiled(steps: pa.Table) -> NDArray[np.bool_]:
     """Steps that were the first of their shape, although all should have been warmed up."""
     if _FIRST_SHAPE not in steps.column_names:
-        return 0
-    return int(np.nansum(column(steps, _FIRST_SHAPE)))
+        return np.zeros(steps.num_rows, dtype=bool)
+    return np.asarray(column(steps, _FIRST_SHAPE) > 0)
 
 
 def _priced(steps: pa.Table) -> Iterator[Compared]:
-    """What the shadow says of the very steps that ran: no decision differs here."""
+    """What the shadow says of the very steps that ran: no decision differs here.
+
+    It does not know of compilers, so that steps in which one ran are left out.
+    """
     if _SHADOW in steps.column_names:
-        measured, priced = (float(column(steps, name).sum()) for name in ("duration_s", _SHADOW))
-        yield Compared("shadow_s", "all real steps, priced by the shadow (s)", measured, priced)
+        kept = ~_compiled(steps)
+        measured, priced = (
+            float(column(steps, name)[kept].sum()) for name in ("duration_s", _SHADOW)
+        )
+        which = "all real steps" if kept.all() else "real steps that compiled nothing"
+        yield Compared("shadow_s", f"{which}, priced by the shadow (s)", measured, priced)
 
 
 def _memory(real: Written) -> Iterator[Compared]:

@@ -41,9 +41,9 @@ class ScaledCost:
         """Time of the loop after a step, scaled (s)."""
         return 0.0 if self._loop is None else self._factor * self._loop.after_step_s(plan)
 
-    def take_in_s(self, request: TraceRequest) -> float:
+    def take_in_s(self, request: TraceRequest, first: bool) -> float:
         """Time to take in a request, scaled (s)."""
-        return 0.0 if self._loop is None else self._factor * self._loop.take_in_s(request)
+        return 0.0 if self._loop is None else self._factor * self._loop.take_in_s(request, first)
 
 
 def ttft_elasticity(log: StepLog, cost: CostModel) -> float:

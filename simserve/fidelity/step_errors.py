@@ -15,10 +15,11 @@ from simserve.fidelity.vllm_log import StepLog
 from simserve.protocols import CostModel
 from simserve.types import StepRun, seconds_at
 
-__all__ = ["PricedSteps", "StepError", "errors_by_regime", "price_log"]
+__all__ = ["SLOWER_HOST", "PricedSteps", "StepError", "errors_by_regime", "price_log"]
 
-_HOST_PARTS = ("schedule_s", "inputs_s", "launch_s", "update_s")
 _ENGINE_PARTS = ("schedule_s", "update_s")
+SLOWER_HOST = 1.1
+"""So much slower is the host that tells what bounds a step."""
 
 
 class StepError(NamedTuple):
@@ -48,28 +49,32 @@ class PricedSteps:
     engine_s: NDArray[np.float64]
     """The share of `predicted_s` that is schedule() and update(); 0 if it has no such parts."""
     host_bound: NDArray[np.bool_]
-    """Whether host and launches are predicted to take more than half of the step."""
+    """Whether a step follows the host's speed more than the GPU's: half or more of what the host
+    loses is lost to the step. A GPU that waits for launches makes a step follow the host alone."""
     regimes: tuple[str, ...]
 
 
-def price_log(log: StepLog, cost: CostModel) -> PricedSteps:
-    """Predict every step of a log from the plan that the engine ran."""
+def price_log(log: StepLog, cost: CostModel, slower: CostModel | None = None) -> PricedSteps:
+    """Predict every step of a log from the plan that the engine ran.
+
+    `slower` is the cost model on a host slower by `SLOWER_HOST`; without it no step is host-bound.
+    """
     num_steps = len(log.steps)
     columns = np.zeros((3, num_steps))
     regimes = []
     for step, plan in enumerate(log_plans(log)):
         durations_s, parts = cost.price(StepRun(plan))
-        host_s = sum(seconds_at(parts[name], 0) for name in _HOST_PARTS if name in parts)
+        slower_s = durations_s if slower is None else slower.price(StepRun(plan)).durations_s
         engine_s = sum(seconds_at(parts[name], 0) for name in _ENGINE_PARTS if name in parts)
-        columns[:, step] = durations_s[0], engine_s, host_s
+        columns[:, step] = durations_s[0], engine_s, slower_s[0]
         counts = plan.num_tokens
         regimes.append(regime_of_counts(sum(counts), len(counts), counts.count(1)))
-    predicted_s, engine_s_each, host_s_each = columns
+    predicted_s, engine_s_each, slower_s_each = columns
     return PricedSteps(
         measured_s=log.steps.duration_s,
         predicted_s=predicted_s,
         engine_s=engine_s_each,
-        host_bound=host_s_each > 0.5 * predicted_s,
+        host_bound=slower_s_each > (1.0 + 0.5 * (SLOWER_HOST - 1.0)) * predicted_s,
         regimes=tuple(regimes),
     )
 

@@ -15,9 +15,9 @@ from simserve.fidelity.observations import Observations
 from simserve.protocols import Executor
 from simserve.types import StepPlan, StepResult, StepRun, TraceRequest, seconds_at
 
-__all__ = ["MeasuredSteps", "StepWatch"]
+__all__ = ["PARTS", "MeasuredSteps", "StepWatch"]
 
-_PARTS = ("schedule_s", "update_s", "prepare_s", "forward_s", "sample_s", "sync_s")
+PARTS = ("schedule_s", "update_s", "prepare_s", "forward_s", "sample_s", "sync_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class StepWatch:
         return MeasuredSteps.of({name: [row[name] for row in self._rows] for name in names})
 
     def _row(self, plan: StepPlan, parts: Mapping[str, float]) -> dict[str, float]:
-        seconds = {name: parts.get(name, 0.0) for name in _PARTS}
+        seconds = {name: parts.get(name, 0.0) for name in PARTS}
         run = StepRun(plan)
         counts = extract(run, self._window)
         work = step_work(run, counts, (), self._window)

@@ -20,7 +20,13 @@ from simserve.fidelity.measured import (
 from simserve.fidelity.observations import observe
 from simserve.fidelity.plans import PlanCheck
 from simserve.fidelity.saturation import NEAR_SATURATION, ttft_elasticity
-from simserve.fidelity.step_errors import PricedSteps, StepError, errors_by_regime, price_log
+from simserve.fidelity.step_errors import (
+    SLOWER_HOST,
+    PricedSteps,
+    StepError,
+    errors_by_regime,
+    price_log,
+)
 from simserve.fidelity.tolerances import BLIND, HOST_KNOWN
 from simserve.fidelity.validation import Cell, StepVerdict, Validation
 from simserve.fidelity.vllm_log import StepLog
@@ -90,7 +96,8 @@ def validate_workload(
     knows_host = host_scale is None
     scale = _host_scale(logs, timing) if host_scale is None else host_scale
     cost = timing.cost(scale)
-    priced = [price_log(log, cost) for log in logs]
+    slower = timing.cost(scale * SLOWER_HOST)
+    priced = [price_log(log, cost, slower) for log in logs]
     elasticity = ttft_elasticity(first, cost)
     near = elasticity >= NEAR_SATURATION
     simulated_cost = timing.cost(scale)

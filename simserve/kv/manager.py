@@ -54,6 +54,7 @@ class PagedKVCacheManager(HeldBlocks):
         self._max_model_len = max_model_len
         self._drop_last_hit = drop_last_hit
         nothing = np.zeros(0, dtype=np.int64)
+        self._nothing_common = (0,) * self.num_groups
         self._no_hit = PrefixHit((nothing,) * self.num_groups, 0)
         if self.num_groups == 1 and not self._windows:
             self.decodes = PagedDecodes(self, self.get_computed_blocks)
@@ -103,10 +104,12 @@ class PagedKVCacheManager(HeldBlocks):
     def get_num_common_prefix_blocks(self, request: Request, num_running: int) -> tuple[int, ...]:
         """Leading blocks of `request` that `num_running` requests use, per KV group."""
         if not self.enable_prefix_caching:
-            return (0,) * len(self.groups)
-        counts = self.pool.ref_counts
+            return self._nothing_common
+        counts, tables = self.pool.ref_counts, self.held_by(request).tables
+        if all(not table or counts.item(table[0]) != num_running for table in tables):
+            return self._nothing_common
         common = []
-        for group, table in zip(self.groups, self.held_by(request).tables, strict=True):
+        for group, table in zip(self.groups, tables, strict=True):
             shared = 0
             if isinstance(group, FullAttention) and table and counts.item(table[0]) == num_running:
                 same = counts[as_blocks(table)] == num_running

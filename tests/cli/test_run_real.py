@@ -52,6 +52,7 @@ class Fake:
         self.loaded: Any = None
         self.validated = 0
         self.status = "completed"
+        self.warning: str | None = None
 
     def run_to_directory(self, loaded: Any, *, out: Path, progress: Any) -> SimpleNamespace:
         self.loaded = loaded
@@ -71,6 +72,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     fake = Fake()
     monkeypatch.setattr(api, "run_to_directory", fake.run_to_directory)
     monkeypatch.setattr(real_gpu, "validate", fake.validate)
+    monkeypatch.setattr(real_gpu, "compile_warning", lambda directory: fake.warning)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(CONFIG)
     return fake
@@ -101,6 +103,12 @@ def test_a_real_run_ends_with_the_table(fake: Fake) -> None:
         "1.5 s measured, 3 of 3 requests",
         "1.2 s simulated, 3 of 3 requests",
     ]
+
+
+def test_steps_that_compiled_are_warned_of(fake: Fake) -> None:
+    fake.warning = "2 of 8 steps"
+    assert "\nwarning: 2 of 8 steps\n" in invoke("c.yaml", "--real-gpu", "--no-sim").stderr
+    assert invoke("c.yaml", "--real-gpu", "--quiet").output == ""
 
 
 def test_no_sim_leaves_the_simulation_out(fake: Fake) -> None:

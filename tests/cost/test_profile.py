@@ -129,7 +129,8 @@ def test_the_loop_takes_time_between_steps(
     model = load(options={"host_scale": 2.0})
     request = TraceRequest(request_id="a", arrival_s=0.0, prompt=(("p", 1000),), output_len=1)
     assert model.after_step_s(step(*[(9, 1)] * 5).plan) == pytest.approx(2 * 15e-6)
-    assert model.take_in_s(request) == pytest.approx(2 * 5e-4)
+    assert model.take_in_s(request, first=True) == pytest.approx(2 * 5e-4)
+    assert model.take_in_s(request, first=False) == pytest.approx(2 * 3e-4)
 
 
 def test_a_slower_host_takes_longer_and_the_gpu_as_long(

@@ -4,16 +4,21 @@ The snippets of a page run in order, in a folder that looks like the checkout an
 run of the quick start. A snippet whose first line is a comment with a file name is saved under that
 name. A fragment of a configuration gets the keys that it lacks. Of shell snippets the lines that
 begin with `simserve` run, without drawing pictures. What cannot run has a line
-`<!-- not run: why -->` above it: it must parse all the same.
+`<!-- not run: why -->` above it: it must parse all the same. What stands below `<!-- output -->` is
+what the snippet above it prints, up to a last line `…`. With SIMSERVE_WRITE_OUTPUTS=1 it is written
+into the page instead.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +35,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"```(\w*)")
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+OUTPUT = "<!-- output -->"
+MORE = "…\n"
 FILE_NAME = re.compile(r"# ([\w.-]+\.\w+)")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 NO_PICTURE = ("-o", "metrics.plot=false")
@@ -45,6 +52,7 @@ class Snippet(NamedTuple):
     language: str
     text: str
     runs: bool
+    is_output: bool = False
 
 
 def snippets(page: Path) -> Iterator[Snippet]:
@@ -57,7 +65,8 @@ def snippets(page: Path) -> Iterator[Snippet]:
         elif fence:
             above = lines[start - 2] if start > 1 else ""
             text = "".join(f"{line}\n" for line in lines[start:number])
-            yield Snippet(f"{page.name}:{start}", language, text, not NOT_RUN.match(above))
+            where, runs = f"{page.name}:{start}", not NOT_RUN.match(above)
+            yield Snippet(where, language, text, runs, above == OUTPUT)
             start = 0
 
 
@@ -81,17 +90,34 @@ def test_snippets_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
     for snippet in snippets(page):
         if file := FILE_NAME.match(snippet.text):
             Path(file[1]).write_text(snippet.text)
         try:
-            check(snippet, names)
+            if snippet.is_output:
+                check_output(snippet, printed, page)
+            else:
+                printed = check(snippet, names)
         except Exception as error:
             error.add_note(f"in the snippet at {snippet.where}")
             raise
 
 
-def check(snippet: Snippet, names: dict[str, Any]) -> None:
+def check_output(snippet: Snippet, printed: str, page: Path) -> None:
+    lines = [f"{line.rstrip()}\n" for line in printed.splitlines()]
+    end = MORE if snippet.text.endswith(MORE) else ""
+    num_lines = snippet.text.count("\n") - 1 if end else len(lines)
+    expected = "".join(lines[:num_lines]) + end
+    if os.environ.get("SIMSERVE_WRITE_OUTPUTS"):
+        old, new = (f"{OUTPUT}\n```text\n{text}```\n" for text in (snippet.text, expected))
+        page.write_text(page.read_text().replace(old, new, 1))
+    else:
+        assert snippet.text == expected
+
+
+def check(snippet: Snippet, names: dict[str, Any]) -> str:
+    """Run a snippet; what it printed."""
     if snippet.language == "yaml":
         text = snippet.text
         text += "" if re.search("^model:", text, re.M) else MODEL
@@ -105,18 +131,21 @@ def check(snippet: Snippet, names: dict[str, Any]) -> None:
     elif snippet.language == "python":
         code = compile(snippet.text, snippet.where, "exec")
         if snippet.runs:
-            exec(code, names)
+            with redirect_stdout(io.StringIO()) as printed:
+                exec(code, names)
+            return printed.getvalue()
     elif snippet.language in ("sh", "console"):
-        for command in commands(snippet.text):
-            if not snippet.runs:
-                call([*command, "--help"])
-            elif command[0] == "run":
-                call([*command, *NO_PICTURE])
-            else:
-                call(command)
+        return "".join(run_command(command, snippet.runs) for command in commands(snippet.text))
     elif snippet.language == "json":
         for line in [snippet.text] if snippet.text.startswith("{\n") else snippet.text.splitlines():
             json.loads(line)
+    return ""
+
+
+def run_command(command: list[str], runs: bool) -> str:
+    if not runs:
+        return call([*command, "--help"])
+    return call([*command, *NO_PICTURE] if command[0] == "run" else command)
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -127,9 +156,10 @@ def commands(text: str) -> Iterator[list[str]]:
             yield words[1:]
 
 
-def call(arguments: list[str]) -> None:
+def call(arguments: list[str]) -> str:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, f"simserve {shlex.join(arguments)}\n{result.output}"
+    return result.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -166,3 +196,16 @@ def test_a_snippet_that_does_not_run_fails(tmp_path: Path, monkeypatch: pytest.M
     page.write_text("<!-- not run: it would divide by zero -->\n```python\n1 / 0\n```\n")
     (snippet,) = snippets(page)
     check(snippet, {})
+
+
+def test_an_output_that_is_out_of_date_fails(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{OUTPUT}\n```text\none\n…\n```\n")
+    (snippet,) = snippets(page)
+    check_output(snippet, "one \ntwo\n", page)
+    with pytest.raises(AssertionError):
+        check_output(snippet, "1\n2\n", page)
+    page.write_text(f"{OUTPUT}\n```text\none\n```\n")
+    (snippet,) = snippets(page)
+    with pytest.raises(AssertionError):
+        check_output(snippet, "one\ntwo\n", page)

@@ -34,16 +34,19 @@ ONE_SECOND = FormulaCost(1.0)
 class GappedCost(FormulaCost):
     """Besides, the loop takes time between steps and to take in a request."""
 
-    def __init__(self, base_s: float, after_request_s: float, take_in_s: float) -> None:
+    def __init__(
+        self, base_s: float, after_request_s: float, take_in_s: float, first_s: float = 0.0
+    ) -> None:
         super().__init__(base_s)
         self._after_request_s = after_request_s
         self._take_in_s = take_in_s
+        self._first_s = first_s
 
     def after_step_s(self, plan: StepPlan) -> float:
         return self._after_request_s * len(plan.request_ids)
 
-    def take_in_s(self, request: TraceRequest) -> float:
-        return self._take_in_s
+    def take_in_s(self, request: TraceRequest, first: bool) -> float:
+        return self._take_in_s + self._first_s * first
 
 
 def request(

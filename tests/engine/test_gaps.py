@@ -35,6 +35,13 @@ def test_each_request_taken_in_delays_the_step_and_lets_further_ones_in() -> Non
     assert world.log.steps[0].start_s == 0.375
 
 
+def test_the_first_request_since_a_step_takes_longer_to_take_in() -> None:
+    requests = [request(name, due, 16, 1) for name, due in (("a", 0.0), ("b", 0.0), ("c", 0.75))]
+    world = run(requests, cost=GappedCost(1.0, 0.0, take_in_s=0.125, first_s=0.25))
+    # The step takes from 0.5 to 1.5; c is the first after it.
+    assert world.log.arrived_s == {"a": 0.375, "b": 0.5, "c": 1.875}
+
+
 def test_without_a_loop_cost_steps_follow_at_once() -> None:
     world = run([request("a", 0.0, 16, 3)])
     assert world.log.token_s["a"] == [1.0, 2.0, 3.0]

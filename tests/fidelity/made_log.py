@@ -37,7 +37,7 @@ class HostCost:
     def after_step_s(self, plan: StepPlan) -> float:
         return self._host_scale * 20e-6
 
-    def take_in_s(self, request: TraceRequest) -> float:
+    def take_in_s(self, request: TraceRequest, first: bool) -> float:
         return self._host_scale * (300e-6 + 1e-6 * request.prompt_len)
 
 

@@ -30,7 +30,9 @@ def synthetic_log(
     log = LoadedLog(name, name, "made-up-1", model, "h200", _steps(rng, num_steps))
     c, steps, sheet = coefficients, log.steps, log.sheet
     update_s = c["update_step_s"] + c["update_request_s"] * steps.num_reqs
-    intake_s = c["intake_request_s"] * steps.gap_requests + c["intake_token_s"] * steps.gap_tokens
+    intake_s = c["intake_first_s"] * np.minimum(steps.gap_requests, 1)
+    intake_s = intake_s + c["intake_request_s"] * steps.gap_requests
+    intake_s = intake_s + c["intake_token_s"] * steps.gap_tokens
     gap_s = c["loop_step_s"] + c["loop_request_s"] * steps.num_reqs + intake_s
     steps = replace(
         steps,

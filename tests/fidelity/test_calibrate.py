@@ -20,7 +20,7 @@ from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import Graphs, ProfileFile, load_profile
 from simserve.cost.step_model import COEFFICIENTS
 from simserve.errors import SimserveError
-from simserve.fidelity import calibrate
+from simserve.fidelity import calibrate, executor_facts
 from simserve.fidelity.calibration import (
     Calibration,
     fit_calibration,
@@ -41,7 +41,14 @@ LIMITS = Limits(
     num_kv_tokens=700_000,
     block_size=16,
 )
-NOT_SEEN = ("loop_step_s", "loop_request_s", "intake_request_s", "intake_token_s", "launch_step_s")
+NOT_SEEN = (
+    "loop_step_s",
+    "loop_request_s",
+    "intake_first_s",
+    "intake_request_s",
+    "intake_token_s",
+    "launch_step_s",
+)
 TINY = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -128,7 +135,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfileFile, Calibr
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrate, "open_machine", lambda loaded: FakeMachine())
         patch.setattr(calibrate, "build", build_known)
-        patch.setattr(calibrate, "_graphs", lambda facts, max_num_seqs: GRAPHS)
+        patch.setattr(executor_facts, "graphs", lambda facts, max_num_seqs: GRAPHS)
         source = {
             "model": "llama-3.1-8b",
             "executor": {"kind": "real"},

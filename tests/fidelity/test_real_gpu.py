@@ -13,7 +13,7 @@ from simserve.api import Written, run
 from simserve.config.executor import FormulaCost, RooflineCost, Simulated
 from simserve.config.loader import LoadedConfig, load_config
 from simserve.fidelity.percentile_table import compare_runs
-from simserve.fidelity.real_gpu import simulated_twin, validate
+from simserve.fidelity.real_gpu import compile_warning, simulated_twin, validate
 from simserve.metrics.arrow import numbers
 
 FACTS = {
@@ -45,11 +45,11 @@ def config(**executor: Any) -> LoadedConfig:
     return load_config({**BASE, "executor": {"kind": "real", **executor}})
 
 
-def stand_in(folder: Path, base_s: float, **parts: float) -> Written:
-    """A directory that looks as if a real run had left it; each part is the same in every step."""
+def stand_in(folder: Path, base_s: float, **parts: Any) -> Written:
+    """A directory that looks as if a real run had left it; parts are of all steps, or of each."""
     result = run({**BASE, "executor": {"cost": {"kind": "formula", "base_s": base_s}}})
     for name, value in parts.items():
-        column = numbers(np.full(result.steps_table.num_rows, value))
+        column = numbers(np.broadcast_to(value, result.steps_table.num_rows))
         result.steps_table = result.steps_table.append_column(f"parts.{name}", column)
     result.summary_dict |= FACTS | {"num_gpu_blocks": 321, "timing": "measured"}
     return Written(result.summary_dict, result.save(folder), None)
@@ -93,13 +93,26 @@ def test_the_statement_names_decisions_path_and_timing(tmp_path: Path) -> None:
 
 
 def test_the_shadow_s_prices_are_summed_over_the_real_steps(tmp_path: Path) -> None:
-    real = stand_in(tmp_path / "run", 0.1, shadow_s=0.05, first_shape=1.0)
+    real = stand_in(tmp_path / "run", 0.1, shadow_s=0.05, first_shape=0.0)
     validation = validate(config(), real)
+    assert compile_warning(real.directory) is None
     priced = {row.key: row for row in validation.rows}["shadow_s"]
     assert priced.real == pytest.approx(0.1 * real.summary["num_steps"])
     assert priced.error == pytest.approx(-0.5)
-    steps = real.summary["num_steps"]
-    assert f", something was compiled in {steps} steps;" in validation.statement
+    assert priced.name == "all real steps, priced by the shadow (s)"
+
+
+def test_steps_that_compiled_are_named_and_not_priced(tmp_path: Path) -> None:
+    first_shape = [1.0, 0.0, 0.0, 1.0]
+    real = stand_in(tmp_path / "run", 0.1, shadow_s=0.05, first_shape=first_shape)
+    validation = validate(config(), real)
+    priced = {row.key: row for row in validation.rows}["shadow_s"]
+    assert priced.real == pytest.approx(0.2)
+    assert priced.name == "real steps that compiled nothing, priced by the shadow (s)"
+    assert ", something was compiled in 2 steps;" in validation.statement
+    warning = compile_warning(real.directory)
+    assert warning is not None
+    assert warning.startswith("2 of 4 steps compiled kernels or captured CUDA graphs: 0.20 s of ")
 
 
 def test_memory_is_beside_its_estimate(tmp_path: Path) -> None:

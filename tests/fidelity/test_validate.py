@@ -19,7 +19,7 @@ from simserve.fidelity.log_run import replay_log, simulate_log
 from simserve.fidelity.measured import measured_log
 from simserve.fidelity.plans import PlanCheck
 from simserve.fidelity.saturation import NEAR_SATURATION, ScaledCost, ttft_elasticity
-from simserve.fidelity.step_errors import StepError, errors_by_regime, price_log
+from simserve.fidelity.step_errors import SLOWER_HOST, StepError, errors_by_regime, price_log
 from simserve.fidelity.tolerances import BLIND, HOST_KNOWN, LIMITS, parse_tolerances
 from simserve.fidelity.validate import Timing, group_repeats, validate_workload
 from simserve.fidelity.validation import Cell, Validation
@@ -234,8 +234,8 @@ def test_step_errors_tell_regimes_apart(log: StepLog) -> None:
         ),
     )
     assert errors_by_regime([price_log(without_tokens, NothingIsFree())])["all"] == errors["all"]
-    slow_host = price_log(log, HostCost(60.0))
-    assert slow_host.host_bound.any()
+    assert not price_log(log, HostCost(), HostCost(SLOWER_HOST)).host_bound.any()
+    assert price_log(log, HostCost(600.0), HostCost(600.0 * SLOWER_HOST)).host_bound.all()
 
 
 def test_priced_plans_stretch_the_log_s_clock(log: StepLog) -> None:

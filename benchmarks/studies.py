@@ -1,0 +1,402 @@
+"""The studies of docs/studies: simulates configs/studies, writes the tables and draws the pictures.
+
+    python benchmarks/studies.py [NAME ...]   # all studies, or these
+    python benchmarks/studies.py --check      # draw nothing; exit with 1 if a table is out of date
+
+A table stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; NAME is a file of
+configs/studies, or of recorded runs. `benchmarks/study_traces.py` writes the traces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from study_pictures import Panel, draw_first_tokens, draw_panels
+from study_traces import PROMPT_LENS
+
+import simserve
+from simserve.config.sweep_cells import short_names
+from simserve.config.sweep_loader import load_points, load_sweep
+from simserve.executor.simulated import SimulatedExecutor
+from simserve.fidelity.log_run import simulate_log
+from simserve.fidelity.timing import profile_timing
+from simserve.fidelity.vllm_log import read_vllm_log
+from simserve.metrics.result import RunResult
+from simserve.report.markdown import markdown_table
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs" / "studies"
+LOGS = ROOT / "tests" / "data" / "vllm_logs"
+BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end \2 -->)", re.S)
+
+
+class Case(NamedTuple):
+    """One point of a study."""
+
+    scenario: str | None
+    values: Mapping[str, Any]
+    result: RunResult
+
+    def number(self, key: str) -> Any:
+        return self.result.summary_dict.get(key)
+
+
+Cases = Sequence[Case]
+Column = Callable[[Case], str]
+
+
+@cache
+def run(name: str) -> Cases:
+    """Simulate every point of a configuration."""
+    points = load_points(load_sweep(CONFIGS / f"{name}.yaml"))
+    return [Case(one.scenario, one.values, simserve.run(one.loaded)) for one in points]
+
+
+def key(name: str, digits: int = 0, factor: float = 1.0) -> Column:
+    """A number of the summary."""
+
+    def column(case: Case) -> str:
+        value = case.number(name)
+        return "–" if value is None else f"{value * factor:,.{digits}f}"
+
+    return column
+
+
+def setting(name: str) -> Column:
+    return lambda case: shown(case.values[name])
+
+
+def shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def scenario(case: Case) -> str:
+    return case.scenario or ""
+
+
+def table(columns: Mapping[str, Column], cases: Cases) -> list[list[str]]:
+    """A row a case."""
+    return [list(columns), *([column(case) for column in columns.values()] for case in cases)]
+
+
+def share(part: str) -> Column:
+    """Of all steps' time, in percent, what the parts with this word in their name took."""
+
+    def column(case: Case) -> str:
+        steps = case.result.steps
+        parts = [name for name in steps if re.fullmatch(rf"parts\.({part})_s", name)]
+        return f"{100 * steps[parts].sum().sum() / steps['duration_s'].sum():.1f} %"
+
+    return column
+
+
+BUDGET = "scheduler.max_num_batched_tokens"
+THRESHOLD = "scheduler.long_prefill_token_threshold"
+SHORT_AND_LONG = {
+    **{f"short TTFT {p}": key(f"class.short.{p}_ttft_ms") for p in ("p50", "p95", "p99")},
+    **{f"short ITL {p}": key(f"class.short.{p}_itl_ms", 1) for p in ("p50", "p95", "p99")},
+    "long TTFT": key("class.long.p50_ttft_ms"),
+    "long E2EL": key("class.long.p50_e2el_ms"),
+    "tokens/s": key("total_token_throughput"),
+    "steps": key("num_steps"),
+    "host share": share("schedule|inputs|update"),
+}
+
+
+PLACES = {
+    "first": "The long one comes first",
+    "middle": "in the middle, after 0.6 s",
+    "last": "last, after 1.2 s",
+}
+
+
+def draw_long_prefill() -> bytes:
+    columns: dict[str, dict[str, RunResult]] = {}
+    for name, group in groupby(run("long_prefill_budget"), scenario):
+        rows = {f"budget {shown(case.values[BUDGET])}": case.result for case in group}
+        columns[PLACES[name]] = rows
+    for name, group in groupby(run("long_prefill_threshold"), scenario):
+        rows = {
+            f"2,048, at most {shown(case.values[THRESHOLD])}": case.result
+            for case in group
+            if case.values[THRESHOLD]
+        }
+        columns[PLACES[name]] |= rows
+    return draw_first_tokens(columns)
+
+
+def prefix_rows(cases: Cases) -> list[list[str]]:
+    """A row a prompt length: first and second time, with the cache on and off."""
+    names = [f"{name}, {which}" for name in map(scenario, cases) for which in ("first", "repeat")]
+    cells = [["prompt tokens", "hit tokens", *names]]
+    for prompt_len in PROMPT_LENS:
+        requests = cases[0].result.requests
+        hit = requests.loc[requests["class"] == f"repeat {prompt_len}", "cached_tokens"].sum()
+        keys = [f"class.{which} {prompt_len}.p50_ttft_ms" for which in ("cold", "repeat")]
+        latencies = [f"{case.number(name):,.1f}" for case in cases for name in keys]
+        cells.append([f"{prompt_len:,}", f"{hit:,}", *latencies])
+    return cells
+
+
+def draw_prefix() -> bytes:
+    series = {
+        f"{case.scenario}, {which} time": [
+            case.number(f"class.{name} {prompt_len}.p50_ttft_ms") for prompt_len in PROMPT_LENS
+        ]
+        for case in run("prefix_cache")
+        for name, which in (("cold", "first"), ("repeat", "second"))
+    }
+    places = [f"{prompt_len:,}" for prompt_len in PROMPT_LENS]
+    return draw_panels(
+        [Panel("TTFT", "ms", series, places, "prompt (tokens)", is_log=True, is_line=True)]
+    )
+
+
+LONG_CONTEXT = {
+    "settings": scenario,
+    "duration (s)": key("duration", 2),
+    "TTFT p50": key("p50_ttft_ms"),
+    "TTFT p99": key("p99_ttft_ms"),
+    "ITL p99": key("p99_itl_ms", 1),
+    "hit tokens": key("total_cached_tokens"),
+    "steps": key("num_steps"),
+    "most KV used (%)": key("max_kv_cache_usage", 1, 100.0),
+}
+
+
+def draw_long_context() -> bytes:
+    names = {"long_context_documents": "8 documents", "long_context_turns": "8 turns"}
+    series = {
+        label: [case.number("duration") for case in run(name)] for name, label in names.items()
+    }
+    places = [scenario(case).replace(" ", "\n", 1) for case in run("long_context_turns")]
+    return draw_panels([Panel("Time until all is answered", "s", series, places)])
+
+
+def mean_of_requests(measure: Callable[[Any, int], Any]) -> Column:
+    """Mean over requests of a number of their length at the end and the block size."""
+
+    def column(case: Case) -> str:
+        requests = case.result.requests
+        length = (requests["input_length"] + requests["output_length"]).to_numpy()
+        return f"{np.mean(measure(length, case.values['kv_cache.block_size'])):,.1f}"
+
+    return column
+
+
+BLOCK_SIZE = {
+    "block size": setting("kv_cache.block_size"),
+    "blocks a table": mean_of_requests(lambda length, size: -(-length // size)),
+    "tokens unused in the last block": mean_of_requests(lambda length, size: -length % size),
+    "hit tokens": key("total_cached_tokens"),
+    "hit rate (%)": key("prefix_cache_hit_rate", 1, 100.0),
+    "TTFT p50": key("p50_ttft_ms", 1),
+    "most KV used (%)": key("max_kv_cache_usage", 1, 100.0),
+}
+
+
+def draw_block_size() -> bytes:
+    cases = run("block_size")
+    places = [str(case.values["kv_cache.block_size"]) for case in cases]
+    hit = [100 * case.number("prefix_cache_hit_rate") for case in cases]
+    used = [100 * case.number("max_kv_cache_usage") for case in cases]
+    panel = partial(Panel, places=places, xlabel="block size (tokens)")
+    return draw_panels([panel("Hit rate", "%", {"": hit}), panel("Most KV used", "%", {"": used})])
+
+
+PRESSURE = {
+    "blocks": setting("kv_cache.num_gpu_blocks"),
+    "max_num_seqs": setting("scheduler.max_num_seqs"),
+    "mean running": key("mean_num_running", 1),
+    "preemptions": key("num_preemptions"),
+    "recomputed tokens": key("recomputed_tokens"),
+    "TTFT p99": key("p99_ttft_ms"),
+    "ITL p99": key("p99_itl_ms", 1),
+    "tokens/s": key("output_throughput"),
+    "goodput (requests/s)": key("request_goodput", 2),
+}
+
+
+def draw_pressure() -> bytes:
+    titles = {
+        "num_preemptions": ("Preemptions", ""),
+        "output_throughput": ("Throughput", "tokens/s"),
+        "request_goodput": ("Goodput", "requests/s"),
+    }
+    return draw_grid(
+        "pressure", titles, "scheduler.max_num_seqs", "kv_cache.num_gpu_blocks", "blocks"
+    )
+
+
+ALLOCATOR = {
+    "requests/s": setting("workload.synthetic.arrival.rate"),
+    "allocator": setting("kv_cache.allocator"),
+    "mean running": key("mean_num_running", 1),
+    "most running": lambda case: f"{case.result.steps['num_running'].max():,}",
+    "memory taken (%)": key("mean_kv_cache_usage", 1, 100.0),
+    "reserved, unused tokens": key("mean_reserved_unused_tokens"),
+    "TTFT p99": key("p99_ttft_ms"),
+    "tokens/s": key("output_throughput"),
+    "goodput (requests/s)": key("request_goodput", 2),
+}
+
+
+def draw_allocator() -> bytes:
+    titles = {
+        "mean_num_running": ("Mean running", "requests"),
+        "output_throughput": ("Throughput", "tokens/s"),
+        "request_goodput": ("Goodput", "requests/s"),
+    }
+    return draw_grid(
+        "allocator", titles, "workload.synthetic.arrival.rate", "kv_cache.allocator", ""
+    )
+
+
+def draw_grid(
+    name: str, titles: Mapping[str, tuple[str, str]], x: str, by: str, what: str
+) -> bytes:
+    """A panel a number of the summary, over one setting, with a line for each value of another."""
+    cases = run(name)
+    places = list(dict.fromkeys(str(case.values[x]) for case in cases))
+    lines = list(dict.fromkeys(case.values[by] for case in cases))
+    panels = []
+    for number, (title, unit) in titles.items():
+        series = {
+            f"{shown(line)} {what}".strip(): [
+                case.number(number) for case in cases if case.values[by] == line
+            ]
+            for line in lines
+        }
+        label = short_names([x])[x] if x != "workload.synthetic.arrival.rate" else "requests/s"
+        panels.append(Panel(title, unit, series, places, label, is_line=True))
+    return draw_panels(panels)
+
+
+TEMPLATE = {
+    "TTFT p50": key("p50_ttft_ms", 1),
+    "hit tokens": key("total_cached_tokens"),
+    "of prompt tokens (%)": lambda case: (
+        f"{100 * case.number('total_cached_tokens') / case.number('total_input_tokens'):.1f}"
+    ),
+}
+TEMPLATE_ORDER = {
+    "requests": scenario,
+    "blocks": setting("kv_cache.num_gpu_blocks"),
+    **TEMPLATE,
+    "evicted blocks": key("evicted_cached_blocks"),
+}
+
+
+def draw_template() -> bytes:
+    cases = run("template_order")
+    names = list(dict.fromkeys(map(scenario, cases)))
+    series = {}
+    for num_blocks in (600, 6000):
+        chosen = [case for case in cases if case.values["kv_cache.num_gpu_blocks"] == num_blocks]
+        series[f"{num_blocks:,} blocks"] = [case.number("p50_ttft_ms") for case in chosen]
+    places = [name.replace(" ", "\n") for name in names]
+    return draw_panels([Panel("Templates of 4,096 tokens: TTFT p50", "ms", series, places)])
+
+
+def recorded_rows() -> list[list[str]]:
+    """The two sides as a real engine ran them, each beside its simulation."""
+    cells = [
+        ["settings", "", "short TTFT p50", "short TTFT p99", "long TTFT", "long E2EL", "steps"]
+    ]
+    for label, name in (("off", "long_off_40960"), ("on", "long_on_2048_1024")):
+        log = read_vllm_log(LOGS / f"{name}.json.gz")
+        executor = SimulatedExecutor(profile_timing("h200-llama-3.1-8b-vllm", log).cost(1.0))
+        simulated = simulate_log(log, executor)
+        rows = [simulated.requests.request_ids.index(one.request_id) for one in log.requests]
+        arrivals_s = np.array([one.arrival_s for one in log.requests])
+        is_long = np.array([one.prompt_len > 1000 for one in log.requests])
+        real = np.array([[times[0], times[-1]] for times in log.token_times_s])
+        times = simulated.times
+        priced = np.stack([times.first_token_s[rows], times.last_token_s[rows]], axis=1)
+        for who, ends_s, num_steps in (
+            ("real", real, len(log.steps)),
+            ("simulated", priced, simulated.steps.num_steps),
+        ):
+            first_ms, last_ms = (1e3 * (ends_s - arrivals_s[:, None])).T
+            short = np.percentile(first_ms[~is_long], [50, 99])
+            numbers = [*short, first_ms[is_long][0], last_ms[is_long][0]]
+            cells.append([label, who, *(f"{value:,.0f}" for value in numbers), f"{num_steps}"])
+    return cells
+
+
+def of(name: str, columns: Mapping[str, Column]) -> Callable[[], list[list[str]]]:
+    return lambda: table(columns, run(name))
+
+
+TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "long_prefill_budget": of(
+        "long_prefill_budget", {"long one": scenario, "budget": setting(BUDGET), **SHORT_AND_LONG}
+    ),
+    "long_prefill_threshold": of(
+        "long_prefill_threshold",
+        {"long one": scenario, "threshold": setting(THRESHOLD), **SHORT_AND_LONG},
+    ),
+    "long_prefill_labels": of("long_prefill_labels", {"settings": scenario, **SHORT_AND_LONG}),
+    "long_prefill_recorded": recorded_rows,
+    "prefix_cache": lambda: prefix_rows(run("prefix_cache")),
+    "long_context_documents": of("long_context_documents", LONG_CONTEXT),
+    "long_context_turns": of("long_context_turns", LONG_CONTEXT),
+    "block_size": of("block_size", BLOCK_SIZE),
+    "pressure": of("pressure", PRESSURE),
+    "allocator": of("allocator", ALLOCATOR),
+    "template_length": of("template_length", {"template": scenario, **TEMPLATE}),
+    "template_order": of("template_order", TEMPLATE_ORDER),
+}
+PICTURES: dict[str, Callable[[], bytes]] = {
+    "long-prefill": draw_long_prefill,
+    "prefix-cache": draw_prefix,
+    "long-context": draw_long_context,
+    "block-size": draw_block_size,
+    "pressure": draw_pressure,
+    "allocator": draw_allocator,
+    "template": draw_template,
+}
+"""By study, which is also the name of its page."""
+
+
+def written(page: Path) -> str:
+    """The page with the tables that come out now."""
+
+    def block(found: re.Match[str]) -> str:
+        lines = markdown_table(TABLES[found[2]]())
+        return found[1] + "".join(f"{line}\n" for line in lines) + found[3]
+
+    return BLOCK.sub(block, page.read_text(encoding="utf-8"))
+
+
+def main(names: Sequence[str], check: bool) -> Iterator[str]:
+    """Bring pages and pictures up to date; yields pages that were not, if they are only checked."""
+    for name in names or PICTURES:
+        page = ROOT / "docs" / "studies" / f"{name}.md"
+        text = written(page)
+        if check:
+            if text != page.read_text(encoding="utf-8"):
+                yield str(page.relative_to(ROOT))
+            continue
+        page.write_text(text, encoding="utf-8")
+        picture = ROOT / "docs" / "images" / "studies" / f"{name}.png"
+        picture.write_bytes(PICTURES[name]())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    arguments = parser.parse_args()
+    stale = list(main(arguments.names, arguments.check))
+    for name in stale:
+        print(f"out of date: {name}")
+    sys.exit(bool(stale))

@@ -1,0 +1,82 @@
+"""Pictures of the studies: bars or lines of a number a case, and who got a first token when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from simserve.metrics.result import RunResult
+from simserve.report.style import COLOURS, dress, log_ticks, looks, png, styled
+
+
+class Panel(NamedTuple):
+    """One number for each series at each place of the x axis."""
+
+    title: str
+    ylabel: str
+    series: Mapping[str, Sequence[float | None]]
+    places: Sequence[str]
+    xlabel: str = ""
+    is_log: bool = False
+    is_line: bool = False
+
+
+def draw_panels(panels: Sequence[Panel]) -> bytes:
+    """Panels side by side; one legend, since all have the same series."""
+    with styled():
+        figure = Figure(figsize=(6.4 * len(panels), 4.4), dpi=100, layout="constrained")
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, panel in zip(row, panels, strict=True):
+            dress(axes, panel.title, panel.xlabel, panel.ylabel)
+            at = np.arange(len(panel.places))
+            width = 0.8 / len(panel.series)
+            styles = looks(len(panel.series))
+            for number, (name, values) in enumerate(panel.series.items()):
+                heights = np.array(values, dtype=np.float64)
+                colour, dashes = styles[number]
+                if panel.is_line:
+                    axes.plot(at, heights, color=colour, linestyle=dashes, marker="o", label=name)
+                else:
+                    left = at + (number - (len(panel.series) - 1) / 2) * width
+                    axes.bar(left, heights, width * 0.92, color=colour, label=name)
+            axes.set_xticks(at, panel.places)
+            if panel.is_log:
+                log_ticks(axes, "y", sparse=True)
+            else:
+                axes.set_ylim(bottom=0.0)
+        if len(panels[0].series) > 1:
+            legend_below(figure, row[0], 2 * len(panels))
+        return png(figure)
+
+
+def draw_first_tokens(columns: Mapping[str, Mapping[str, RunResult]]) -> bytes:
+    """When each request got its first token: a panel a column, a row a setting."""
+    with styled():
+        rows = max(map(len, columns.values()))
+        size = (5.6 * len(columns), 1.2 + 0.5 * rows)
+        figure = Figure(figsize=size, dpi=100, layout="constrained")
+        panels = figure.subplots(1, len(columns), squeeze=False, sharex=True)[0]
+        for axes, (title, runs) in zip(panels, columns.items(), strict=True):
+            dress(axes, title, "first token (s)", "")
+            for place, run in enumerate(runs.values()):
+                requests = run.requests
+                for name, marker, colour in (("short", "o", COLOURS[0]), ("long", "D", COLOURS[1])):
+                    times = requests.loc[requests["class"] == name, "first_token_s"]
+                    label = name if place == 0 else None
+                    axes.plot(
+                        times, [place] * len(times), marker, color=colour, alpha=0.7, label=label
+                    )
+            axes.set_yticks(range(len(runs)), list(runs))
+            axes.set_ylim(len(runs) - 0.5, -0.5)
+        panels[0].set_xlim(left=0.0)
+        legend_below(figure, panels[0], 2)
+        return png(figure)
+
+
+def legend_below(figure: Figure, axes: Axes, num_columns: int) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=num_columns)

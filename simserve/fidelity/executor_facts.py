@@ -1,0 +1,48 @@
+"""What a profile says of the real executor that it was measured on, from the machine's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simserve.cost.profile_file import Graphs
+from simserve.errors import ConfigError
+
+__all__ = ["ENGINE", "attention_path", "graphs", "measured_on"]
+
+ENGINE = "simserve"
+"""Name of the engine."""
+
+
+def graphs(facts: Mapping[str, Any], max_num_seqs: int) -> Graphs:
+    """Decodes alone are captured on a GPU, nothing else is; a profile names at least one size.
+
+    Raises:
+        ConfigError: torch is missing, without which the executor's sizes are not known.
+    """
+    if facts["device"] != "cuda":
+        return Graphs(sizes=[1], full_up_to=1, piecewise=False)
+    try:
+        from simserve.executor.real.graph_keys import graph_sizes
+    except ImportError as error:
+        raise ConfigError(f"which graphs the executor captures is not known: {error}") from error
+    sizes = graph_sizes(max_num_seqs)
+    return Graphs(sizes=sizes, full_up_to=sizes[-1], piecewise=False)
+
+
+def attention_path(facts: Mapping[str, Any]) -> str:
+    """Attention kernels and graph modes, in words."""
+    names = ("attention", "kv_layout", "mixed", "dtype", "kv_dtype")
+    path = ", ".join(f"{name} {facts[name]}" for name in names)
+    if facts["device"] != "cuda":
+        return f"{path}; plain torch on a CPU"
+    return f"{path}; CUDA graphs of decodes, other steps kernel by kernel"
+
+
+def measured_on(facts: Mapping[str, Any], environment: Mapping[str, Any], day: str) -> str:
+    """Device, software and day, in words."""
+    packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "triton") if name in facts)
+    device = facts.get("device_name") or environment["platform"]
+    commit = environment["commit"]
+    made_from = f", simserve at {commit[:12]}" if commit else ""
+    return f"{device}, {packages}{made_from}, {day}"
