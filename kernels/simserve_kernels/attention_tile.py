@@ -54,9 +54,7 @@ class Options(NamedTuple):
     packed_slot: int  # k_slot of the packed layout, whose 8 no kernel knows the alignment of, or 0
     vector: int  # values of neighbouring tokens that are contiguous and aligned
     block_size: int  # 0: contiguous keys, no block table
-    seqs_pad: int
-    min_rows: int
-    max_rows: int  # 0: no limit
+    seqs_pad: int  # 1 if one_tile: it does not matter then
     one_tile: bool  # no sequence that is served has more rows than a tile
     block_m: int
     block_n: int
@@ -341,7 +339,10 @@ def _sequence(
         return (k_head, v_head, k_head), tl.load(key_start + seq + 1) - tl.load(key_start + seq)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_seqs", "min_rows", "max_rows"],
+    do_not_specialize_on_alignment=["block_table", "query_start", "seq_lens", "key_start"],
+)
 def attention_kernel(
     out: tl.tensor,
     q: tl.tensor,
@@ -353,6 +354,8 @@ def attention_kernel(
     key_start: tl.tensor,
     alibi_slopes: tl.tensor,
     num_seqs: tl.tensor,
+    min_rows: tl.tensor,
+    max_rows: tl.tensor,
     num: Numbers,
     by: Strides,
     opt: tl.constexpr,
@@ -371,10 +374,8 @@ def attention_kernel(
     token = tl.load(query_start + seq)
     query_len = tl.load(query_start + seq + 1) - token
     num_rows = query_len * opt.group
-    served = (tile * opt.block_m < num_rows) & (num_rows >= opt.min_rows)
-    if opt.max_rows > 0:
-        served = served & (num_rows <= opt.max_rows)
-    if served:
+    served = (num_rows >= min_rows) & (num_rows <= max_rows)
+    if served & (tile * opt.block_m < num_rows):
         rows = tile * opt.block_m + tl.arange(0, opt.block_m)
         dims = tl.arange(0, opt.head_pad)
         heads = kv_head * opt.group + rows % opt.group

@@ -237,7 +237,7 @@ def _decode_kernel(
         tl.store(exp_sums + statistic, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def _reduce_kernel(
     out: tl.tensor,
     tmp_out: tl.tensor,
@@ -321,7 +321,8 @@ def decode_v2(call: DecodeCall, out: torch.Tensor) -> None:
     num_parts = max(1, triton.cdiv(call.max_seq_len, PARTITION_SIZE))
     rows = (call.num_seqs, call.num_heads, num_parts)
     tmp_out = call.q.new_empty((*rows, call.head_size), dtype=torch.float32)
-    max_logits, exp_sums = call.q.new_empty((2, *rows), dtype=torch.float32)
+    max_logits = call.q.new_empty(rows, dtype=torch.float32)
+    exp_sums = torch.empty_like(max_logits)
     part = tmp_out.stride(2)
     _launch(call, tmp_out, part, (max_logits, exp_sums), num_parts, PARTITION_SIZE)
     _reduce_kernel[(call.num_heads, call.num_seqs)](

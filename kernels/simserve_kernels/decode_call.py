@@ -47,7 +47,6 @@ class DecodeStrides(NamedTuple):
 class DecodeNumbers(NamedTuple):
     """Numbers of a call; k_scale is part of `scale`."""
 
-    num_seqs: int
     scale: float
     v_scale: float
     soft_cap: float
@@ -143,7 +142,7 @@ class DecodeCall:
     def numbers(self) -> DecodeNumbers:
         """Return the numbers that a kernel does not have to be compiled for."""
         options = self.options
-        return DecodeNumbers(self.num_seqs, self.score_scale, options.v_scale, options.soft_cap)
+        return DecodeNumbers(self.score_scale, options.v_scale, options.soft_cap)
 
     def kernel_options(self, tile: int, rows: int) -> DecodeOptions:
         """Return what a kernel with tiles of `rows` queries and `tile` tokens is compiled for."""

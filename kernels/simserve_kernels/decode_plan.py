@@ -67,13 +67,14 @@ def find_chunk(
     return seq, num_chunks, part, size
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def merge_kernel(
     out: tl.tensor,
     partials: tl.tensor,
     maxima: tl.tensor,
     sums: tl.tensor,
     seq_lens: tl.tensor,
+    num_seqs: tl.tensor,
     num: DecodeNumbers,
     by: DecodeStrides,
     plan: tl.constexpr,
@@ -84,7 +85,7 @@ def merge_kernel(
 ) -> None:
     """Merge the chunks of one sequence, some of its query heads; 0 for a sequence of length 0."""
     seq = tl.program_id(1)
-    numbers, chunks, _ = plan_chunks(seq_lens, num.num_seqs, plan)
+    numbers, chunks, _ = plan_chunks(seq_lens, num_seqs, plan)
     num_chunks = tl.sum(tl.where(numbers == seq, chunks, 0), axis=0)
     if num_chunks == 1:
         return

@@ -158,7 +158,7 @@ def _attend_chunk(
     return _attend(state, query, cache, span, num, by, opt, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def _split_kernel(
     out: tl.tensor,
     partials: tl.tensor,
@@ -170,6 +170,7 @@ def _split_kernel(
     block_table: tl.tensor,
     seq_lens: tl.tensor,
     alibi_slopes: tl.tensor,
+    num_seqs: tl.tensor,
     num: DecodeNumbers,
     by: DecodeStrides,
     opt: tl.constexpr,
@@ -179,8 +180,8 @@ def _split_kernel(
     PARTS: tl.constexpr = (opt.group + opt.rows - 1) // opt.rows
     kv_head = (tl.program_id(0) // PARTS).to(tl.int64)
     chunk = tl.program_id(1)
-    seq, num_chunks, part, size = find_chunk(chunk, seq_lens, num.num_seqs, plan)
-    if seq >= num.num_seqs:
+    seq, num_chunks, part, size = find_chunk(chunk, seq_lens, num_seqs, plan)
+    if seq >= num_seqs:
         return
     seq_len = tl.load(seq_lens + seq).to(tl.int32)
     low = seq_len * 0
@@ -236,13 +237,14 @@ def decode_split(
     )
     _split_kernel[(grid.programs, grid.max_chunks)](
         out, *workspace, call.q, call.k_cache, call.v_cache, call.block_table, call.seq_lens,
-        call.slopes, call.numbers(), call.strides(out), call.kernel_options(tile.tokens, grid.rows),
-        plan, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        call.slopes, num_seqs, call.numbers(), call.strides(out),
+        call.kernel_options(tile.tokens, grid.rows), plan, num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
     # Programs for every head where sequences are few; where they are many, most have no work.
     spread = min(num_heads, triton.cdiv(8 * num_sms(device), num_seqs))
     merge_kernel[(spread, num_seqs)](
-        out, *workspace, call.seq_lens, call.numbers(), call.strides(out), plan, HEADS=num_heads,
-        HEAD_SIZE=call.head_size, HEAD_PAD=triton.next_power_of_2(call.head_size), PARTS=16,
-        num_warps=4,
+        out, *workspace, call.seq_lens, num_seqs, call.numbers(), call.strides(out), plan,
+        HEADS=num_heads, HEAD_SIZE=call.head_size, HEAD_PAD=triton.next_power_of_2(call.head_size),
+        PARTS=16, num_warps=4,
     )  # fmt: skip

@@ -80,8 +80,9 @@ def decode_workspace(
 
 def _allocate(chunks: int, num_heads: int, head_size: int, device: torch.device) -> DecodeWorkspace:
     partials = torch.empty(chunks, num_heads, head_size, dtype=torch.float32, device=device)
-    maxima, sums = torch.empty(2, chunks, num_heads, dtype=torch.float32, device=device)
-    return DecodeWorkspace(partials, maxima, sums)
+    # Not one tensor for both: where its second half begins, and how aligned that is, would vary.
+    maxima = torch.empty(chunks, num_heads, dtype=torch.float32, device=device)
+    return DecodeWorkspace(partials, maxima, torch.empty_like(maxima))
 
 
 def fitting_workspace(

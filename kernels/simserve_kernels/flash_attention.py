@@ -138,8 +138,6 @@ def _launch(
         vector=1,
         block_size=0,
         seqs_pad=triton.next_power_of_2(num_seqs),
-        min_rows=0,
-        max_rows=0,
         one_tile=False,
         block_m=tile.block_m,
         block_n=tile.block_n,
@@ -159,9 +157,11 @@ def _launch(
         v_head=v.stride(1),
         v_dim=1,
     )
-    num_tiles = num_seqs + q.shape[0] * group // tile.block_m
+    num_rows = q.shape[0] * group
+    num_tiles = num_seqs + num_rows // tile.block_m
     with device_guard(q):
         attention_kernel[(k.shape[1], num_tiles)](
             out, q, k, v, None, query_start_loc, None, key_start_loc, alibi_slopes,
-            num_seqs, num, by, opt, num_warps=tile.num_warps, num_stages=tile.num_stages,
+            num_seqs, 0, num_rows, num, by, opt, num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
         )  # fmt: skip

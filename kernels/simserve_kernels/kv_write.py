@@ -121,7 +121,7 @@ def to_cache(values: tl.tensor, scale: tl.tensor, FP8: tl.constexpr) -> tl.tenso
     return values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _kv_write_kernel(
     k: tl.tensor,
     v: tl.tensor,

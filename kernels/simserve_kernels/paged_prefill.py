@@ -49,6 +49,8 @@ __all__ = ["paged_prefill"]
 
 _SHORT_ROWS = 16
 _MAX_ROWS_OF_ONE_TILE = 64
+_NO_LIMIT = 2**31 - 1
+_FEW_SEQS = 16  # for which one variant of the kernel does
 _FILLING_TILE = Tile(_SHORT_ROWS, 64, 4, 3)
 
 
@@ -159,7 +161,7 @@ class _Rows(NamedTuple):
     """Which sequences a launch serves, by their rows, and what its tile is chosen by."""
 
     fewest: int
-    most: int  # 0: no limit
+    most: int
     height: int
     max_keys: int
 
@@ -168,13 +170,13 @@ def _launch(
     call: _Call, shape: CacheShape, num: Numbers, longest: tuple[int, int], tile: Tile | None
 ) -> None:
     max_rows, keys = longest[0] * (call.q.shape[1] // shape.num_kv_heads), longest[1]
-    one = max_rows if max_rows <= _MAX_ROWS_OF_ONE_TILE else 0
+    one = max_rows <= _MAX_ROWS_OF_ONE_TILE
     with device_guard(call.q):
         if tile is not None or one or call.seq_lens.shape[0] == 1:
-            limit = 0 if tile is not None else one
+            limit = max_rows if one and tile is None else _NO_LIMIT
             _launch_rows(call, shape, num, _Rows(0, limit, max_rows, keys), tile)
         else:
-            tall = _Rows(_SHORT_ROWS + 1, 0, max_rows, keys)
+            tall = _Rows(_SHORT_ROWS + 1, _NO_LIMIT, max_rows, keys)
             _launch_mixed(call, shape, num, tall, _Rows(0, _SHORT_ROWS, _SHORT_ROWS, keys))
 
 
@@ -185,16 +187,16 @@ def _launch_mixed(call: _Call, shape: CacheShape, num: Numbers, tall: _Rows, sho
     they go first, and the short ones fill the processors that their last wave leaves idle. Else
     the short ones go first.
     """
-    if call.q.device.type != "cuda":
-        _launch_rows(call, shape, num, tall, None)
-        _launch_rows(call, shape, num, short, None)
-        return
-    main, urgent = torch.cuda.current_stream(), _urgent_stream(call.q.device)
     few = tall.max_keys <= FEW_KEYS
     # Few programs at a time must keep the memory busy, so that each takes more at a time.
     plain = few or call.q.dtype == torch.float32 or shape.head_size > 128
     launches = [(tall, None), (short, None if plain else _FILLING_TILE)]
     first, second = reversed(launches) if few else launches
+    if call.q.device.type != "cuda":
+        _launch_rows(call, shape, num, *first)
+        _launch_rows(call, shape, num, *second)
+        return
+    main, urgent = torch.cuda.current_stream(), _urgent_stream(call.q.device)
     urgent.wait_stream(main)
     with torch.cuda.stream(urgent):
         _launch_rows(call, shape, num, *first)
@@ -214,7 +216,7 @@ def _launch_rows(
     group = q.shape[1] // shape.num_kv_heads
     head_pad = triton.next_power_of_2(shape.head_size)
     tile = tile or choose_tile(q.dtype, call.k_cache.dtype, head_pad, rows.height, rows.max_keys)
-    one_tile = 0 < rows.most <= tile.block_m
+    one_tile = rows.most <= tile.block_m
     num_tiles = num_seqs + (0 if one_tile else q.shape[0] * group // tile.block_m)
     strides = kv_strides(call.k_cache, call.v_cache, call.layout)._asdict()
     opt = Options(
@@ -230,9 +232,7 @@ def _launch_rows(
         packed_slot=strides["k_slot"] if call.layout == "packed" else 0,
         vector=token_run(call.v_cache, call.layout),
         block_size=shape.block_size,
-        seqs_pad=triton.next_power_of_2(num_seqs),
-        min_rows=rows.fewest,
-        max_rows=rows.most,
+        seqs_pad=1 if one_tile else max(_FEW_SEQS, triton.next_power_of_2(num_seqs)),
         one_tile=one_tile,
         block_m=tile.block_m,
         block_n=tile.block_n,
@@ -247,6 +247,6 @@ def _launch_rows(
     )
     attention_kernel[(shape.num_kv_heads, num_tiles)](
         call.out, q, call.k_cache, call.v_cache, call.block_table, call.query_start_loc,
-        call.seq_lens, call.seq_lens, call.alibi_slopes, num_seqs, num, by, opt,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        call.seq_lens, call.seq_lens, call.alibi_slopes, num_seqs, rows.fewest, rows.most,
+        num, by, opt, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

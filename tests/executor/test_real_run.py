@@ -150,15 +150,19 @@ def test_an_fp8_cache(tiny: Any) -> None:
     assert api.run(tiny("kv_cache.dtype=fp8_e4m3")).summary_dict["completed"] == 6
 
 
-def test_warm_up_stays_within_the_limits() -> None:
+@pytest.mark.parametrize("mixed", ["varlen", "split"])
+def test_warm_up_stays_within_the_limits(mixed: Any) -> None:
     pytest.importorskip("torch")
-    from simserve.executor.real.warm_up import warm_up_batches
+    from simserve.executor.real.attention import AttentionPath
+    from simserve.executor.real.warm_up import Limits, warm_up_batches
 
-    for limits in ((4, 8192, 64), (256, 2048, 4096), (1, 1, 1), (3, 3, 100)):
+    path = AttentionPath("auto", "nhd", mixed, num_draft_tokens=2)
+    for limits in ((4, 8192, 64), (256, 2048, 4096), (1, 1, 1), (3, 3, 100), (8, 20, 2)):
         max_num_seqs, max_num_batched_tokens, max_model_len = limits
-        for batch in warm_up_batches(*limits):
+        for batch in warm_up_batches(Limits(*limits), path):
             assert 1 <= len(batch.slots) <= max_num_seqs
             assert batch.num_tokens.min() >= 1
+            assert batch.starts.min() >= 0
             assert batch.seq_lens.max() <= max_model_len
             assert batch.query_start_loc[-1] <= max_num_batched_tokens
 

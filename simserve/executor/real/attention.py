@@ -47,6 +47,13 @@ class AttentionPath(NamedTuple):
         """Whether the decode kernel's scratch, and its choice, depend on the longest context."""
         return self.attention != "auto"
 
+    def length_bound(self, max_seq_len: int) -> int:
+        """What the decode kernel is told of the longest context, if it depends on it.
+
+        A power of two, from 512: graphs and variants are made for some lengths, not for each.
+        """
+        return 1 << (max(max_seq_len, 512) - 1).bit_length()
+
 
 class BatchOnDevice(NamedTuple):
     """What attention needs to know of a batch of R requests with T new tokens."""
@@ -149,7 +156,8 @@ class PagedAttention:
         if n < len(seq_lens):
             self._kernels.paged_prefill(
                 q, k_cache, v_cache, table[n:], seq_lens[n:], batch.query_start_loc[n:],
-                max_query_len=batch.max_query_len, out=out, **self._options,
+                max_query_len=batch.max_query_len, max_seq_len=batch.max_seq_len, out=out,
+                **self._options,
             )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ __all__ = ["GraphInputs"]
 class GraphInputs:
     """The inputs of a batch in one piece of memory, int64 `[8, tokens + 1]`, and its parts by name.
 
-    The first four are one value a token, those that follow one a request.
+    The first four are one value a token, those that follow one a request. The number of columns is
+    even, so that every row is aligned to 16 bytes.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
@@ -29,7 +30,7 @@ class GraphInputs:
     @staticmethod
     def size(most_tokens: int) -> tuple[int, int]:
         """Of the memory for batches of at most so many tokens."""
-        return 8, most_tokens + 1
+        return 8, most_tokens // 2 * 2 + 2
 
     def fill(self, batch: Batch, rows: RequestRows) -> None:
         """Write a batch, and padding behind it. The memory is the host's."""

@@ -44,7 +44,11 @@ def _paged_decode(
 
 
 def _paged_prefill(
-    *tensors: torch.Tensor, max_query_len: int, out: torch.Tensor, **options: Any
+    *tensors: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    out: torch.Tensor,
+    **options: Any,
 ) -> None:
     *cache, query_start_loc = tensors
     attended = reference.paged_attention(*cache, query_start_loc=query_start_loc, **options)

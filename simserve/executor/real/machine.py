@@ -13,7 +13,8 @@ from simserve.errors import ConfigError, Problem
 from simserve.executor.real.attention import AttentionPath, PagedAttention, WithoutRope
 from simserve.executor.real.decoder_shape import DecoderShape
 from simserve.executor.real.forward import Forward
-from simserve.executor.real.graphs import DecodeGraphs, graph_sizes
+from simserve.executor.real.graph_keys import GraphKeys
+from simserve.executor.real.graphs import DecodeGraphs
 from simserve.executor.real.kernels import Kernels, reference_kernels, triton_kernels
 from simserve.executor.real.kv_cache import allocate_caches, bytes_per_block, kv_dtype
 from simserve.executor.real.memory import blocks_that_fit, measure
@@ -21,7 +22,7 @@ from simserve.executor.real.model import Decoder
 from simserve.executor.real.request_rows import RequestRows
 from simserve.executor.real.runner import ModelRunner
 from simserve.executor.real.staging import Staging
-from simserve.executor.real.warm_up import largest_batch, warm_up_batches
+from simserve.executor.real.warm_up import Limits, largest_batch, warm_up_batches
 from simserve.executor.real.weights import load_decoder, torch_dtype
 from simserve.types import ModelShape
 
@@ -135,8 +136,7 @@ class Machine:
             raise ConfigError([Problem(path="kv_cache.num_gpu_blocks", message=message)])
         with self.rows.in_block_0():
             runner = ModelRunner(self._step(decoder, num_blocks=1), None, breakdown=False)
-            limits = (options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len)
-            runner.run(largest_batch(*limits))
+            runner.run(largest_batch(_limits(options)))
         model = decoder.shape.model
         block_bytes = bytes_per_block(model, options.block_size, self._kv_dtype)
         use = measure(self._device)
@@ -155,14 +155,13 @@ class Machine:
         options = self._options
         if self._device.type != "cuda":
             return ModelRunner(step, None, options.breakdown)
-        graphs = DecodeGraphs(step, graph_sizes(options.max_num_seqs), options.breakdown)
+        keys = GraphKeys(options.max_num_seqs, self.rows.longest, self.path)
+        graphs = DecodeGraphs(step, keys, options.breakdown)
         runner = ModelRunner(step, graphs, options.breakdown)
         with self.rows.in_block_0():
-            for batch in warm_up_batches(
-                options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len
-            ):
+            for batch in warm_up_batches(_limits(options), self.path):
                 runner.run(batch)
-        graphs.warm_up(self.path.decode_threshold)
+        graphs.warm_up()
         return runner
 
     def close(self) -> None:
@@ -171,6 +170,10 @@ class Machine:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _limits(options: MachineOptions) -> Limits:
+    return Limits(options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len)
 
 
 def _device(name: str) -> torch.device:

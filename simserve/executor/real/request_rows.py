@@ -50,6 +50,8 @@ class RequestRows:
         self._free = list(range(num_rows - 1, -1, -1))
         self._num_blocks = [0] * num_rows
         self.block_size = block_size
+        self.longest = num_blocks * block_size
+        """Tokens that a block table holds."""
 
     def clear(self) -> None:
         """All requests are gone."""

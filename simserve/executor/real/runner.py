@@ -12,7 +12,8 @@ from simserve.executor.real.attention import BatchOnDevice
 from simserve.executor.real.batch import Batch
 from simserve.executor.real.compilations import Compilations
 from simserve.executor.real.forward import Forward, TokenInputs
-from simserve.executor.real.graphs import DecodeGraphs, GraphKey
+from simserve.executor.real.graph_keys import GraphKey
+from simserve.executor.real.graphs import DecodeGraphs
 from simserve.executor.real.marks import LayerMarks, Marks
 from simserve.kv.batch import split_decodes_and_prefills
 
@@ -73,7 +74,7 @@ class ModelRunner:
     def _run(self, batch: Batch) -> StepTimes:
         began, compiled = perf_counter(), self._compilations.count
         graphs = self._graphs
-        key = graphs.key(batch) if graphs is not None else None
+        key = graphs.keys.of(batch) if graphs is not None else None
         is_new = False
         self._marks.restart()
         if graphs is not None and key is not None:
@@ -133,11 +134,14 @@ class ModelRunner:
         )
         rows = self._step.rows
         max_seq_len, max_query_len = int(batch.seq_lens.max()), int(batch.num_tokens.max())
-        num_columns = -(-max_seq_len // rows.block_size)
+        if self._step.attention.path.sizes_by_length:
+            bound = self._step.attention.path.length_bound(max_seq_len)
+            max_seq_len = min(bound, rows.longest)
         on_device = BatchOnDevice(
             positions=positions,
             slot_mapping=rows.slots(token_rows, positions),
-            block_table=rows.tables[:, :num_columns].index_select(0, slots),
+            # All columns: kernels are compiled for the distance of two rows.
+            block_table=rows.tables.index_select(0, slots),
             seq_lens=seq_lens.int(),
             query_start_loc=query_start_loc.int(),
             num_decodes=self._num_decodes(batch, max_query_len),

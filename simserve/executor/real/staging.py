@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike
 __all__ = ["Staging"]
 
 _FIRST_SIZE = 1 << 16
+_ALIGNED = 2
+"""Elements of 16 bytes: Triton compiles a kernel anew for pointers that are not multiples of it."""
 
 
 class Staging:
@@ -29,17 +31,22 @@ class Staging:
         self._used = 0
 
     def send(self, *arrays: ArrayLike) -> tuple[torch.Tensor, ...]:
-        """Send whole numbers in one copy; int64 tensors, one an array."""
+        """Send whole numbers in one copy; int64 tensors, one an array, each 16 bytes aligned."""
         flat = [np.asarray(array, dtype=np.int64) for array in arrays]
         sizes = [len(one) for one in flat]
-        if not self._is_cuda:
-            return tuple(torch.from_numpy(np.concatenate(flat)).split(sizes))
-        pinned = self._take(sum(sizes))
-        np.concatenate(flat, out=pinned.numpy())
-        return tuple(pinned.to(self.device, non_blocking=True).split(sizes))
+        ends = np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()
+        starts = [0, *ends[:-1]]
+        memory = self._take(ends[-1])
+        on_host = memory.numpy()
+        for start, size, one in zip(starts, sizes, flat, strict=True):
+            on_host[start : start + size] = one
+        sent = memory.to(self.device, non_blocking=True)
+        return tuple(sent[start:][:size] for start, size in zip(starts, sizes, strict=True))
 
     def _take(self, size: int) -> torch.Tensor:
         """The next piece; more memory is allocated if it is used up (what was sent keeps its)."""
+        if not self._is_cuda:
+            return torch.empty(size, dtype=torch.int64)
         end = self._used + size
         if end > len(self._memory):
             capacity = max(_FIRST_SIZE, 2 * len(self._memory), 2 * size)

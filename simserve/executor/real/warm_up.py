@@ -3,50 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from simserve.executor.real.attention import AttentionPath
 from simserve.executor.real.batch import Batch, build_batch
 
-__all__ = ["largest_batch", "warm_up_batches"]
+__all__ = ["Limits", "largest_batch", "warm_up_batches"]
 
-_LONG_PROMPT = 512
+_LONG_QUERY = 128
 """Tokens that fill more than one tile of any kernel."""
 
 
-def largest_batch(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Batch:
+class Limits(NamedTuple):
+    """What no batch exceeds."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+def largest_batch(limits: Limits) -> Batch:
     """The batch that takes the most memory: the budget, shared by as many requests as may run.
 
-    >>> largest_batch(4, 10, 100).num_tokens.tolist(), largest_batch(4, 10, 2).num_tokens.tolist()
-    ([3, 3, 2, 2], [2, 2, 2, 2])
+    >>> largest_batch(Limits(4, 10, 100)).num_tokens.tolist()
+    [3, 3, 2, 2]
+    >>> largest_batch(Limits(4, 10, 2)).num_tokens.tolist()
+    [2, 2, 2, 2]
     """
-    num_rows = min(max_num_seqs, max_num_batched_tokens)
-    shares = np.full(num_rows, max_num_batched_tokens // num_rows)
-    shares[: max_num_batched_tokens % num_rows] += 1
-    return _prompts(shares.clip(max=max_model_len).tolist())
+    num_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    shares = np.full(num_rows, limits.max_num_batched_tokens // num_rows)
+    shares[: limits.max_num_batched_tokens % num_rows] += 1
+    num_tokens = shares.clip(max=limits.max_model_len)
+    return _batch(num_tokens.tolist(), 0, samples=1)
 
 
-def warm_up_batches(
-    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
-) -> Iterator[Batch]:
-    """The largest batch; and a prompt alone and beside decodes, for each power of two of requests.
+def warm_up_batches(limits: Limits, path: AttentionPath) -> Iterator[Batch]:
+    """The largest batch, and one for every variant of the kernels that a later batch may ask for.
 
-    A kernel's variant depends on that power, on whether the number of requests is a multiple of
-    16, and on how the longest query compares with its tiles.
+    Variants differ by the powers of two that the number of requests and the longest query are
+    rounded up to, and by whether the context is long and, of decodes, whether there are many. So
+    each number of requests is the smallest that is rounded up to its power, which leaves the most
+    tokens to the longest query, and of decodes also the power itself; contexts are the shortest
+    and the longest.
+
+    Decodes have no graph if a request among them is a chunk of one token, which yields none. Where
+    scratch grows with the context, long ones are left to the graphs that are captured beforehand.
     """
-    yield largest_batch(max_num_seqs, max_num_batched_tokens, max_model_len)
-    top = min(max_num_seqs, max_num_batched_tokens)
-    sizes = {1, top}
-    power = 2
-    while power <= top:
-        sizes |= {power - 1, power} if power > 16 else {power}
-        power *= 2
-    for num_rows in sorted(sizes):
-        longest = min(_LONG_PROMPT, max_num_batched_tokens - num_rows + 1, max_model_len)
-        yield _prompts([1] * (num_rows - 1) + [longest])
+    yield largest_batch(limits)
+    num_seqs, budget, longest = limits
+    top = min(num_seqs, budget)
+    for num_rows in sorted({*_powers(top), *_smallest(top)}):
+        for length in (1,) if path.sizes_by_length else (1, longest):
+            yield _batch([1] * num_rows, length - 1, samples=0)
+    alone = min(path.decode_threshold + 1, longest) if path.reorders else 1
+    for num_rows in _smallest(min(num_seqs, budget // alone)):
+        most = min(budget - alone * (num_rows - 1), longest, _LONG_QUERY)
+        for query_len in (*_powers(most), most):
+            num_tokens = [alone] * (num_rows - 1) + [query_len]
+            for start in (0, longest - query_len):
+                yield _batch(num_tokens, start, samples=1)
 
 
-def _prompts(num_tokens: list[int]) -> Batch:
-    """Prompts of these lengths, as whole requests."""
+def _powers(top: int) -> list[int]:
+    """Powers of two up to `top`.
+
+    >>> _powers(12)
+    [1, 2, 4, 8]
+    """
+    return [1 << exponent for exponent in range(top.bit_length())]
+
+
+def _smallest(top: int) -> list[int]:
+    """The smallest number that is rounded up to each power of two.
+
+    >>> _smallest(12)
+    [1, 2, 3, 5, 9]
+    """
+    return [1, *(power + 1 for power in _powers(top - 1))] if top else []
+
+
+def _batch(num_tokens: list[int], start: int, samples: int) -> Batch:
+    """Requests of these lengths, the last one with `start` tokens before and so many logits."""
     count = len(num_tokens)
-    return build_batch(range(count), [0] * count, num_tokens, [1] * count)
+    starts, logits = [0] * (count - 1) + [start], [1] * (count - 1) + [samples]
+    return build_batch(range(count), starts, num_tokens, logits)
