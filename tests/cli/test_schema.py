@@ -18,6 +18,8 @@ from simserve.config.sweep_loader import load_points, load_sweep
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "schema" / "simserve.schema.json"
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+WARNED = {"long_prefill_labels.yaml"}
+"""Configurations that show what no engine does."""
 
 
 def relative(path: Path) -> str:
@@ -45,13 +47,17 @@ def test_every_configuration_names_the_schema_and_fulfils_it(config: Path) -> No
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=relative)
-def test_every_configuration_loads(config: Path) -> None:
+def test_every_configuration_can_be_run_without_a_warning(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # a scheduler of one's own is named from there
     is_sweep = "sweep" in yaml.safe_load(config.read_text())
     points = load_points(load_sweep(config)) if is_sweep else []
     for loaded in [point.loaded for point in points] or [load_config(config)]:
         assert loaded is not None
-        assert loaded.warnings == ()
-        assert loaded.reachable_in_engine
+        if config.name not in WARNED:
+            assert loaded.warnings == ()
+            assert loaded.reachable_in_engine
 
 
 def test_every_key_is_described() -> None:
