@@ -13,18 +13,17 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from study_cases import Case, Cases, Column, key, run, scenario, setting, share, shown, table
 from study_pictures import Panel, draw_first_tokens, draw_panels
 from study_traces import PROMPT_LENS
 
-import simserve
 from simserve.config.sweep_cells import short_names
-from simserve.config.sweep_loader import load_points, load_sweep
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity.log_run import simulate_log
 from simserve.fidelity.timing import profile_timing
@@ -33,69 +32,8 @@ from simserve.metrics.result import RunResult
 from simserve.report.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ROOT / "configs" / "studies"
 LOGS = ROOT / "tests" / "data" / "vllm_logs"
 BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end \2 -->)", re.S)
-
-
-class Case(NamedTuple):
-    """One point of a study."""
-
-    scenario: str | None
-    values: Mapping[str, Any]
-    result: RunResult
-
-    def number(self, key: str) -> Any:
-        return self.result.summary_dict.get(key)
-
-
-Cases = Sequence[Case]
-Column = Callable[[Case], str]
-
-
-@cache
-def run(name: str) -> Cases:
-    """Simulate every point of a configuration."""
-    points = load_points(load_sweep(CONFIGS / f"{name}.yaml"))
-    return [Case(one.scenario, one.values, simserve.run(one.loaded)) for one in points]
-
-
-def key(name: str, digits: int = 0, factor: float = 1.0) -> Column:
-    """A number of the summary."""
-
-    def column(case: Case) -> str:
-        value = case.number(name)
-        return "–" if value is None else f"{value * factor:,.{digits}f}"
-
-    return column
-
-
-def setting(name: str) -> Column:
-    return lambda case: shown(case.values[name])
-
-
-def shown(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def scenario(case: Case) -> str:
-    return case.scenario or ""
-
-
-def table(columns: Mapping[str, Column], cases: Cases) -> list[list[str]]:
-    """A row a case."""
-    return [list(columns), *([column(case) for column in columns.values()] for case in cases)]
-
-
-def share(part: str) -> Column:
-    """Of all steps' time, in percent, what the parts with this word in their name took."""
-
-    def column(case: Case) -> str:
-        steps = case.result.steps
-        parts = [name for name in steps if re.fullmatch(rf"parts\.({part})_s", name)]
-        return f"{100 * steps[parts].sum().sum() / steps['duration_s'].sum():.1f} %"
-
-    return column
 
 
 BUDGET = "scheduler.max_num_batched_tokens"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,7 +63,8 @@ def run(
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
     opened = None
     if isinstance(loaded.config.executor, Real) and machine is None:
-        machine = opened = open_machine(loaded)
+        with _naming(loaded.source):
+            machine = opened = open_machine(loaded)
     loaded = with_pool_size(loaded, machine)
     first_seed = loaded.config.seed
     merged: RunResult | None = None
@@ -115,14 +117,21 @@ def _is_empty_folder(path: Path) -> bool:
         return False
 
 
+@contextmanager
+def _naming(source: str | None) -> Iterator[None]:
+    """Problems with a configuration say which file it came from."""
+    try:
+        yield
+    except ConfigError as error:
+        problems = [replace(one, file=one.file or source) for one in error.problems]
+        raise ConfigError(problems) from error
+
+
 def _run_once(
     loaded: LoadedConfig, seed: int, progress: Progress | None, machine: Machine | None
 ) -> RunResult:
-    try:
+    with _naming(loaded.source):
         built = build(loaded, seed, machine=machine)
-    except ConfigError as error:
-        problems = [replace(one, file=one.file or loaded.source) for one in error.problems]
-        raise ConfigError(problems) from error
     outcome = simulate(
         built.parts,
         async_scheduling=loaded.config.scheduler.async_scheduling,

@@ -59,7 +59,6 @@ class HeldBlocks:
         )
         self._held: dict[str, Held] = {}
         self._windows = [(g, w) for g, w in enumerate(self.groups) if isinstance(w, SlidingWindow)]
-        self._single = self.num_groups == 1 and not self._windows
 
     def get_block_ids(self, request: Request) -> tuple[Sequence[int], ...]:
         """The block table of a request, per KV group: copies."""
