@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
     arguments = parser.parse_args()
     cases = [word for case in CASES for word in ("--case", case)]
-    command = [*SIMSERVE, "bench", "step", "--model", "llama-3.1-8b", *cases]
+    command = [*SIMSERVE, "bench", "step", "--model", "llama-3.1-8b", "--num-iters", "10", *cases]
     sys.exit(subprocess.run([*command, "--json", str(arguments.out)], check=False).returncode)
 
 

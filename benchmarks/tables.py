@@ -34,7 +34,18 @@ DECODE_COLUMNS = {
     "v1": ("v1", "nhd"),
     "v2": ("v2", "nhd"),
     "auto, packed": ("auto", "packed"),
+    "v1, packed": ("v1", "packed"),
+    "v2, packed": ("v2", "packed"),
 }
+PEERS = {
+    "FlashAttention 3, paged": "FA3",
+    "FlashInfer 0.6.12, tensor cores": "FlashInfer",
+    "vLLM 0.11.0, Triton unified": "vLLM Triton",
+    "SGLang 0.5.23, Triton": "SGLang Triton",
+    "vLLM 0.24.0, CUDA v1": "CUDA v1",
+    "vLLM 0.24.0, CUDA v2": "CUDA v2",
+}
+"""Of peers_kernels_h200.json, with the heads of their columns."""
 
 
 def provenance(report: Report, *, names_command: bool = True) -> str:
@@ -113,6 +124,22 @@ def dense(report: Report) -> Iterator[str]:
     yield from markdown_table(cells)
 
 
+def peers(report: Report) -> Iterator[str]:
+    """µs a call of our kernels on `nhd` beside others."""
+    ours = {}
+    for file in ("kernels_decode_h200.json", "kernels_prefill_h200.json"):
+        for row in json.loads((RESULTS / file).read_text())["rows"]:
+            if row["layout"] == "nhd":
+                ours[row["case"], "auto" if row["path"] == "varlen" else row["path"]] = row
+    cells = [["case", "auto", "v1", "v2", *PEERS.values()]]
+    for row in report["rows"]:
+        case, others = row["case"], row["median_us"]
+        mine = [microseconds(ours.get((case, path))) for path in ("auto", "v1", "v2")]
+        found = (others.get(name) for name in PEERS)
+        cells.append([case, *mine, *("–" if us is None else f"{us:,.1f}" for us in found)])
+    yield from markdown_table(cells)
+
+
 def counters(report: Report) -> Iterator[str]:
     """Bytes that kernels moved, by the hardware's counters."""
     yield provenance(report) + "."
@@ -157,6 +184,7 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "kernels: writes": ("kernels_decode_h200.json", writes),
     "kernels: prefill": ("kernels_prefill_h200.json", prefill),
     "kernels: dense": ("kernels_prefill_h200.json", dense),
+    "kernels: peers": ("peers_kernels_h200.json", peers),
     "kernels: counters": ("kernels_counters_h200.json", counters),
     "steps": ("real_steps_h200.json", steps),
     "real and simulated": ("real_vs_sim.json", real_and_simulated),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -171,6 +172,7 @@ def _measure_steps(
     from simserve.config.build import build, with_pool_size
     from simserve.config.build_real import open_machine
     from simserve.config.loader import load_config
+    from simserve.executor.real.bench.gpu_watch import GpuWatch
     from simserve.executor.real.bench.step_report import step_row
     from simserve.executor.real.bench.steps import measure_steps
 
@@ -194,9 +196,13 @@ def _measure_steps(
         num_warmup_steps=counts[0],
         num_steps=counts[1],
     )
-    for case, found in zip(cases, samples, strict=True):
-        rows.append(step_row(case, found))
-        typer.echo(f"{case.name}: {rows[-1]['median_ms']:.2f} ms", err=True)
+    began = perf_counter()
+    with GpuWatch() as watch:
+        for case, found in zip(cases, samples, strict=True):
+            ended = perf_counter()
+            rows.append(step_row(case, found, watch.between(began, ended)))
+            typer.echo(f"{case.name}: {rows[-1]['median_ms']:.2f} ms", err=True)
+            began = ended
 
 
 def _step_config(cases: Sequence[StepCase], model: str, device: str) -> dict[str, object]:

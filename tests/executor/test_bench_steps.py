@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simserve.errors import CapacityError, SimserveError
+from simserve.executor.real.bench.gpu_watch import GpuState
 from simserve.executor.real.bench.step_cases import parse_step_case
 from simserve.executor.real.bench.step_report import step_cells, step_row
 from simserve.executor.real.bench.steps import StepSamples, measure_steps
@@ -156,12 +157,14 @@ def test_a_case_that_the_pool_does_not_hold_is_an_error_before_anything_runs() -
 def test_the_table_shows_medians_and_spread() -> None:
     parts = {"forward_s": [0.001] * 3, "schedule_s": [0.0] * 3, "first_shape": [1.0, 0.0, 0.0]}
     samples = StepSamples([0.003, 0.001, 0.002], parts)
-    row = step_row(parse_step_case("two=2*1@9"), samples)
+    state = GpuState(1500.4, 690.0, 700.0)
+    row = step_row(parse_step_case("two=2*1@9"), samples, state)
+    assert row["gpu_state"] == {"sm_clock_mhz": 1500.4, "power_w": 690.0, "power_limit_w": 700.0}
     assert row["samples_s"] == [0.003, 0.001, 0.002]
     assert row["parts_samples"] == parts
     other = step_row(parse_step_case("4"), StepSamples([0.5], {"sync_s": [0.25]}))
     assert step_cells([row, other]) == [
-        ["case", "requests", "tokens", "step ms", "min", "max", "forward", "sync"],
-        ["two", "2", "2", "2.00", "1.00", "3.00", "1.00", "–"],
-        ["4", "1", "4", "500.00", "500.00", "500.00", "–", "250.00"],
+        ["case", "requests", "tokens", "step ms", "min", "max", "forward", "sync", "MHz", "W"],
+        ["two", "2", "2", "2.00", "1.00", "3.00", "1.00", "–", "1,500", "690"],
+        ["4", "1", "4", "500.00", "500.00", "500.00", "–", "250.00", "–", "–"],
     ]
