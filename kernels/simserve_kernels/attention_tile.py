@@ -31,6 +31,9 @@ import torch
 import triton
 import triton.language as tl
 
+from simserve_kernels.attention_loads import block_numbers, load_tiles
+from simserve_kernels.layouts import KVStrides
+
 __all__ = ["FEW_KEYS", "Numbers", "Options", "Strides", "Tile", "attention_kernel", "choose_tile"]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -50,8 +53,7 @@ class Options(NamedTuple):
     group: int
     head: int
     head_pad: int
-    pack: int
-    packed_slot: int  # k_slot of the packed layout, whose 8 no kernel knows the alignment of, or 0
+    kv: KVStrides
     vector: int  # values of neighbouring tokens that are contiguous and aligned
     block_size: int  # 0: contiguous keys, no block table
     seqs_pad: int  # 1 if one_tile: it does not matter then
@@ -70,21 +72,13 @@ class Numbers(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """Strides in elements; those of K and V as in `layouts.KVStrides`."""
+    """Strides in elements of what is not K or V."""
 
     out_token: int
     out_head: int
     q_token: int
     q_head: int
     table_seq: int
-    k_block: int
-    k_slot: int
-    k_head: int
-    k_outer: int
-    v_block: int
-    v_slot: int
-    v_head: int
-    v_dim: int
 
 
 class Tile(NamedTuple):
@@ -102,7 +96,8 @@ def choose_tile(
     """Return the tile for `num_rows` rows of `head_pad` dimensions (a power of two).
 
     float32 dots run on the CUDA cores, so that their tiles are small. Few keys are taken 64 at a
-    time: half of a causal tile of 128 keys is masked, which only many keys make up for.
+    time, by 64 rows: half of a causal tile of 128 keys is masked, which only many keys make up for,
+    and of two small programs on a multiprocessor one multiplies while the other takes its softmax.
     """
     height = max(16, triton.next_power_of_2(num_rows))
     if dtype == torch.float32:
@@ -113,7 +108,7 @@ def choose_tile(
         return Tile(64, 64, 4, 3 if head_pad <= 128 else 2)
     if head_pad > 128 or kv_dtype != dtype:
         return Tile(128, 64, 8, 2)
-    return Tile(128, 64, 8, 3) if max_keys <= FEW_KEYS else Tile(128, 128, 8, 2)
+    return Tile(64, 64, 4, 2) if max_keys <= FEW_KEYS else Tile(128, 128, 8, 2)
 
 
 @triton.jit
@@ -173,62 +168,12 @@ def _softmax_step(
 
 
 @triton.jit
-def _block_numbers(
-    table_row: tl.tensor, keys: tl.tensor, wanted: tl.tensor, opt: tl.constexpr
-) -> tl.tensor:
-    """Return the block numbers of the `wanted` keys (0 for others), or the keys if contiguous."""
-    if opt.block_size == 0:
-        return keys
-    else:
-        return tl.load(table_row + keys // opt.block_size, mask=wanted, other=0)
-
-
-@triton.jit
-def _load_tiles(
-    k_head: tl.tensor,
-    v_head: tl.tensor,
-    blocks: tl.tensor,
-    keys: tl.tensor,
-    loaded: tl.tensor,
-    by: Strides,
-    opt: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
-    """Return K and V `[block_n, head_pad]` of `keys`; where masked, those not `loaded` are 0."""
-    dims = tl.arange(0, opt.head_pad)
-    # In 64 bits: block numbers times strides leave 32.
-    if opt.block_size > 0:
-        slots = (keys % opt.block_size).to(tl.int64)
-        k_slot = opt.packed_slot if opt.packed_slot > 0 else by.k_slot
-        k_rows = blocks.to(tl.int64) * by.k_block + slots * k_slot
-        v_rows = blocks.to(tl.int64) * by.v_block + slots * by.v_slot
-    else:
-        k_rows = keys.to(tl.int64) * by.k_slot
-        v_rows = keys.to(tl.int64) * by.v_slot
-    VECTOR: tl.constexpr = opt.vector
-    if VECTOR > 1 and not MASKED:
-        v_rows = tl.max_contiguous(tl.multiple_of(v_rows, VECTOR), VECTOR)
-    k_dims = (dims // opt.pack) * by.k_outer + dims % opt.pack
-    k_ptrs = k_head + k_rows[:, None] + k_dims[None, :]
-    v_ptrs = v_head + v_rows[:, None] + (dims * by.v_dim)[None, :]
-    if MASKED:
-        mask = loaded[:, None] & (dims < opt.head)[None, :]
-        return tl.load(k_ptrs, mask=mask, other=0.0), tl.load(v_ptrs, mask=mask, other=0.0)
-    elif opt.head != opt.head_pad:
-        mask = (dims < opt.head)[None, :]
-        return tl.load(k_ptrs, mask=mask, other=0.0), tl.load(v_ptrs, mask=mask, other=0.0)
-    else:
-        return tl.load(k_ptrs), tl.load(v_ptrs)
-
-
-@triton.jit
 def _attend(
     state: tl.tensor,
     row: tl.tensor,
     cache: tl.tensor,
     span: tl.tensor,
     num: Numbers,
-    by: Strides,
     opt: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
@@ -242,19 +187,19 @@ def _attend(
     acc, total, m = state
     q_tile, positions, slopes = row
     log2_scale = num.scale * LOG2_E
-    keys = tl.multiple_of(span[0], BLOCK_N) + tl.arange(0, BLOCK_N)
+    keys = span[0] + tl.arange(0, BLOCK_N)
     blocks = keys
     if not MASKED:
-        blocks = _block_numbers(cache[2], keys, keys < span[1], opt)
+        blocks = block_numbers(cache[2], span[0], keys < span[1], opt)
     for begin in tl.range(span[0], span[1], BLOCK_N):
         keys = tl.multiple_of(begin, BLOCK_N) + tl.arange(0, BLOCK_N)
         loaded = (keys >= span[2]) & (keys <= span[3])
         if MASKED:
-            blocks = _block_numbers(cache[2], keys, loaded, opt)
-        k_tile, v_tile = _load_tiles(cache[0], cache[1], blocks, keys, loaded, by, opt, MASKED)
+            blocks = block_numbers(cache[2], begin, loaded, opt)
+        k_tile, v_tile = load_tiles(cache[0], cache[1], blocks, begin, loaded, opt, MASKED)
         if not MASKED:
             # One tile ahead, so that no load of K and V waits for its block numbers.
-            blocks = _block_numbers(cache[2], keys + BLOCK_N, keys + BLOCK_N < span[1], opt)
+            blocks = block_numbers(cache[2], begin + BLOCK_N, keys + BLOCK_N < span[1], opt)
         k_tile = tl.trans(k_tile.to(q_tile.dtype))
         scores = tl.dot(q_tile, k_tile, input_precision=PRECISION)
         if opt.alibi or opt.soft_cap:
@@ -282,7 +227,6 @@ def _attend_tile(
     high: tl.tensor,
     seq_len: tl.tensor,
     num: Numbers,
-    by: Strides,
     opt: tl.constexpr,
 ) -> tl.tensor:
     """Return A / l of a tile whose rows stand at positions low..high of a sequence."""
@@ -304,11 +248,11 @@ def _attend_tile(
         begin = first_key // opt.block_n * opt.block_n
         whole_begin = tl.cdiv(tl.maximum(high - num.window + 1, 0), opt.block_n) * opt.block_n
         span = (begin, tl.minimum(whole_begin, last_key + 1), first_key, last_key)
-        acc, total, m = _attend((acc, total, m), row, cache, span, num, by, opt, True)
+        acc, total, m = _attend((acc, total, m), row, cache, span, num, opt, True)
     span = (whole_begin, whole_end, first_key, last_key)
-    acc, total, m = _attend((acc, total, m), row, cache, span, num, by, opt, False)
+    acc, total, m = _attend((acc, total, m), row, cache, span, num, opt, False)
     span = (tl.maximum(whole_begin, whole_end), last_key + 1, first_key, last_key)
-    acc, total, m = _attend((acc, total, m), row, cache, span, num, by, opt, True)
+    acc, total, m = _attend((acc, total, m), row, cache, span, num, opt, True)
     # A row that sees no key gives 0.
     return acc * (num.v_scale / tl.where(total > 0.0, total, 1.0))[:, None]
 
@@ -326,15 +270,15 @@ def _sequence(
     opt: tl.constexpr,
 ) -> tl.tensor:
     """Return ((K and V of the head, row of the block table), tokens) of a sequence."""
-    k_head = k + kv_head.to(tl.int64) * by.k_head
-    v_head = v + kv_head.to(tl.int64) * by.v_head
+    k_head = k + kv_head.to(tl.int64) * opt.kv.k_head
+    v_head = v + kv_head.to(tl.int64) * opt.kv.v_head
     if opt.block_size > 0:
         table_row = block_table + seq.to(tl.int64) * by.table_seq
         return (k_head, v_head, table_row), tl.load(seq_lens + seq)
     else:
         key_token = tl.load(key_start + seq).to(tl.int64)
-        k_head += key_token * by.k_slot
-        v_head += key_token * by.v_slot
+        k_head += key_token * opt.kv.k_slot
+        v_head += key_token * opt.kv.v_slot
         # Contiguous keys have no table; what stands for its row is never read.
         return (k_head, v_head, k_head), tl.load(key_start + seq + 1) - tl.load(key_start + seq)
 
@@ -391,7 +335,7 @@ def attention_kernel(
         low = context + tile * opt.block_m // opt.group
         high = context + (tl.minimum(tile * opt.block_m + opt.block_m, num_rows) - 1) // opt.group
         row = (q_tile, context + rows // opt.group, slopes)
-        result = _attend_tile(row, cache, low, high, seq_len, num, by, opt)
+        result = _attend_tile(row, cache, low, high, seq_len, num, opt)
         out_rows = tokens * by.out_token + heads * by.out_head
         out_ptrs = out + out_rows[:, None] + dims[None, :]
         tl.store(out_ptrs, result.to(out.dtype.element_ty), mask=real)

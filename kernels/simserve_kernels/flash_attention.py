@@ -32,6 +32,7 @@ from simserve_kernels.checks import (
     check_shape,
     device_guard,
 )
+from simserve_kernels.layouts import KVStrides
 
 __all__ = ["check_dense", "flash_attention"]
 
@@ -133,8 +134,17 @@ def _launch(
         group=group,
         head=q.shape[2],
         head_pad=head_pad,
-        pack=1,
-        packed_slot=0,
+        kv=KVStrides(
+            k_block=0,
+            k_slot=k.stride(0),
+            k_head=k.stride(1),
+            k_outer=1,
+            x=1,
+            v_block=0,
+            v_slot=v.stride(0),
+            v_head=v.stride(1),
+            v_dim=1,
+        ),
         vector=1,
         block_size=0,
         seqs_pad=triton.next_power_of_2(num_seqs),
@@ -148,14 +158,6 @@ def _launch(
         q_token=q.stride(0),
         q_head=q.stride(1),
         table_seq=0,
-        k_block=0,
-        k_slot=k.stride(0),
-        k_head=k.stride(1),
-        k_outer=1,
-        v_block=0,
-        v_slot=v.stride(0),
-        v_head=v.stride(1),
-        v_dim=1,
     )
     num_rows = q.shape[0] * group
     num_tiles = num_seqs + num_rows // tile.block_m

@@ -218,7 +218,6 @@ def _launch_rows(
     tile = tile or choose_tile(q.dtype, call.k_cache.dtype, head_pad, rows.height, rows.max_keys)
     one_tile = rows.most <= tile.block_m
     num_tiles = num_seqs + (0 if one_tile else q.shape[0] * group // tile.block_m)
-    strides = kv_strides(call.k_cache, call.v_cache, call.layout)._asdict()
     opt = Options(
         ieee=q.dtype == torch.float32,
         causal=True,
@@ -228,8 +227,7 @@ def _launch_rows(
         group=group,
         head=shape.head_size,
         head_pad=head_pad,
-        pack=strides.pop("x"),
-        packed_slot=strides["k_slot"] if call.layout == "packed" else 0,
+        kv=kv_strides(call.k_cache, call.v_cache, call.layout),
         vector=token_run(call.v_cache, call.layout),
         block_size=shape.block_size,
         seqs_pad=1 if one_tile else max(_FEW_SEQS, triton.next_power_of_2(num_seqs)),
@@ -243,7 +241,6 @@ def _launch_rows(
         q_token=q.stride(0),
         q_head=q.stride(1),
         table_seq=call.block_table.stride(0),
-        **strides,
     )
     attention_kernel[(shape.num_kv_heads, num_tiles)](
         call.out, q, call.k_cache, call.v_cache, call.block_table, call.query_start_loc,
