@@ -3,7 +3,8 @@
     python benchmarks/real_vs_sim.py                                   # the quick start
     python benchmarks/real_vs_sim.py --azure AzureLLMInferenceTrace_conv.csv
 
-`--azure` adds a minute of Azure's conversation trace. Each is one `simserve run --real-gpu`; kept
+Beside the quick start 256 requests arrive at once, so that full batches are seen; `--azure` adds a
+minute of Azure's conversation trace. Each is one `simserve run --real-gpu`; kept
 are the table real / simulated / error and the samples behind it: TTFT and E2EL of every request,
 and duration and parts of every real step, what a roofline says of that step among them.
 """
@@ -28,6 +29,12 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "real_vs_sim.json"
 SIMSERVE = (sys.executable, "-c", "from simserve.cli.main import main; main()")
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+AT_ONCE = {
+    "num_requests": 256,
+    "arrival": {"kind": "immediate"},
+    "prompt_len": {"kind": "constant", "value": 512},
+    "output_len": {"kind": "constant", "value": 64},
+}
 SLICE_S = 60
 SHADOW = "executor.shadow={cost: {kind: roofline}}"
 
@@ -69,6 +76,8 @@ def command(arguments: argparse.Namespace) -> list[str]:
 def workloads(azure: Path | None, start_s: float) -> Iterator[tuple[str, Path, list[str]]]:
     """Name, configuration and overrides of each run."""
     yield "configs/quickstart.yaml", QUICKSTART, []
+    override = f"workload={json.dumps({'synthetic': AT_ONCE})}"
+    yield "256 requests of 512 tokens in and 64 out, at once", QUICKSTART, [override]
     if azure:
         trace = {"path": str(azure.resolve()), "start_s": start_s, "end_s": start_s + SLICE_S}
         override = f"workload={json.dumps({'trace': trace})}"

@@ -118,6 +118,7 @@ def _problems(loaded: LoadedConfig) -> list[Problem]:
 def _options(loaded: LoadedConfig) -> MachineOptions:
     from simserve.executor.real.attention import AttentionPath
     from simserve.executor.real.machine import MachineOptions
+    from simserve.executor.real.sampler import SamplingChoice
 
     config = loaded.config
     real, scheduler, kv_cache = config.executor, config.scheduler, config.kv_cache
@@ -142,4 +143,5 @@ def _options(loaded: LoadedConfig) -> MachineOptions:
         weights="random" if real.weights == "random" else loaded.path(real.weights),
         seed=config.seed,
         breakdown=real.breakdown,
+        sampling=tuple(SamplingChoice(**one.model_dump()) for one in real.sampling),
     )

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from simserve.config.base import Registered, Seconds, StrictModel
+from simserve.config.base import Fraction, Natural, Positive, Registered, Seconds, StrictModel
 
 __all__ = [
     "Cost",
@@ -24,6 +24,7 @@ __all__ = [
     "ProfileCost",
     "Real",
     "RooflineCost",
+    "Sampling",
     "Simulated",
 ]
 
@@ -146,6 +147,21 @@ class Shadow(StrictModel):
     """The cost model that names it."""
 
 
+class Sampling(StrictModel):
+    """How some of the requests draw their tokens."""
+
+    weight: Positive = 1.0
+    """Their share of the requests, relative to the other entries' weights."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Logits are divided by it; 0: the likeliest token; below 0.01: that much."""
+    top_k: Natural = 0
+    """Draw among the k likeliest tokens. 0: all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw among the fewest tokens that have this probability together."""
+    min_p: Fraction = 0.0
+    """Draw among tokens that have this share of the likeliest one's probability."""
+
+
 class Real(StrictModel):
     """The model is computed, and each step takes as long as it does."""
 
@@ -165,7 +181,9 @@ class Real(StrictModel):
     mixed: Literal["varlen", "split"] = "varlen"
     """Steps with prefills: one attention call, or decodes and prefills apart."""
     tokens: Literal["replay", "sampled"] = "replay"
-    """What requests go on with: the tokens that the trace dictates, or the likeliest ones."""
+    """What requests go on with: the tokens that the trace dictates, or those that are chosen."""
+    sampling: list[Sampling] = []
+    """How tokens are chosen: each request takes one of these, at random. Empty: the likeliest."""
     pace: Literal["virtual", "realtime"] = "virtual"
     """virtual: time without requests is passed over; realtime: arrivals are waited for."""
     breakdown: bool = False

@@ -62,7 +62,9 @@ class SimulatedExecutor:
         self._took_in = False
         durations, parts = self._cost_model.price(run)
         gap_s = 0.0 if self._loop is None else self._loop.after_step_s(plan)
-        if gap_s:
+        if run.count == 1:
+            starts_s, ends_s = [start_s], [start_s + durations[0]]
+        elif gap_s:
             spans = chain.from_iterable(zip(durations, repeat(gap_s)))
             clock = list(accumulate(spans, initial=start_s))
             starts_s, ends_s = clock[::2], clock[1::2]

@@ -19,6 +19,7 @@ from simserve.executor.real.kernels import triton_kernels  # noqa: E402
 from simserve.executor.real.ops import load_ops  # noqa: E402
 from tests.executor.served import Schedule, open_machine, request, serve  # noqa: E402
 from tests.executor.test_real_schedules import recomputed, sharpen, tiny  # noqa: E402
+from tests.interpreter import hasten  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
@@ -38,6 +39,7 @@ REQUESTS = [request("a", 0.0, (("system", 4), ("x", 3)), 2), request("b", 0.0, 3
 def test_tokens_are_those_of_a_full_recompute(paths: dict[str, Any]) -> None:
     if torch.cuda.is_available():
         pytest.skip("the GPU's own tests do more")
+    hasten()
     shape = tiny(head_dim=64)
     shape = replace(shape, model=replace(shape.model, num_hidden_layers=1))
     schedule = Schedule(max_num_batched_tokens=6, block_size=4, num_gpu_blocks=8, **paths)

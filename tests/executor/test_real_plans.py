@@ -17,6 +17,7 @@ from simserve.executor.real.attention import AttentionPath  # noqa: E402
 from simserve.executor.real.batch import build_batch  # noqa: E402
 from simserve.executor.real.executor import RealExecutor  # noqa: E402
 from simserve.executor.real.graph_inputs import GraphInputs  # noqa: E402
+from simserve.executor.real.graph_keys import GraphKey, GraphKeys  # noqa: E402
 from simserve.executor.real.machine import Machine  # noqa: E402
 from simserve.executor.real.pace import Pace, TimedScheduler  # noqa: E402
 from simserve.kv.manager import PagedKVCacheManager  # noqa: E402
@@ -192,9 +193,71 @@ def test_padding_of_a_captured_step_changes_nothing(query_len: int) -> None:
     inputs = GraphInputs(torch.zeros(GraphInputs.size(4 * query_len), dtype=torch.int64))
     inputs.fill(batch, on.rows)
     before = on.caches[0][0].clone()
-    padded = on.forward.logits(*inputs.derive(on.rows, 4, query_len, 64), None)
+    padded = on.forward.logits(
+        *inputs.derive(on.rows, GraphKey(4, 4 * query_len, query_len, 64)), None
+    )
     written = (on.caches[0][0] != before) & ~(on.caches[0][0].isnan() & before.isnan())
     expected = {(5, 3), (3, 3)} | ({(9, 0), (4, 0)} if query_len == 2 else set())
     assert {tuple(place[:2]) for place in written.nonzero().tolist()} == expected
     on.runner.run(batch)
     torch.testing.assert_close(padded[: 2 * query_len], seen[-1])
+
+
+def test_padding_of_a_captured_mixed_step_changes_nothing() -> None:
+    """A chunk that yields no token, and a decode: five tokens of two requests, padded."""
+    on = machine()
+    seen = recorded_logits(on)
+    run = executor(on)
+    for name, blocks in (("a", [1, 5, 9]), ("b", [2, 3, 4])):
+        run.add_request(request(name, 0.0, 7, 8))
+        new = [(name, Kind.NEW, 0, 7 if name == "a" else 2)]
+        submit(run, plan(new, new_blocks={name: (blocks,)}))
+    of = on.rows.of
+    batch = build_batch([of["b"], of["a"]], [2, 7], [4, 1], [0, 1])
+    inputs = GraphInputs(torch.zeros(GraphInputs.size(16), dtype=torch.int64))
+    inputs.fill(batch, on.rows)
+    caches = [(k.clone(), v.clone()) for k, v in on.caches]
+    padded = on.forward.logits(*inputs.derive(on.rows, GraphKey(4, 16, 0, 64)), None)
+    written = [(k.clone(), v.clone()) for k, v in on.caches]
+    for (k, v), before in zip(on.caches, caches, strict=True):
+        k.copy_(before[0])
+        v.copy_(before[1])
+    on.runner.run(batch)
+    torch.testing.assert_close(padded[:1], seen[-1])
+    assert padded.shape[0] == 4
+    for here, there in zip(written, on.caches, strict=True):
+        torch.testing.assert_close(here, there, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_logits", "start", "size", "length"),
+    [
+        ([5, 1, 1], [1, 1, 1], 0, 16, 4096),
+        ([5, 1, 1], [1, 1, 1], 4090, 16, 4096),
+        ([5, 1, 1], [1, 1, 1], 4092, 16, 9000),
+        ([1, 1], [1, 0], 0, 16, 4096),
+        ([17], [0], 0, 32, 4096),
+        ([300, 20], [1, 1], 0, 320, 4096),
+        ([1024], [1], 0, 1024, 4096),
+    ],
+)
+def test_graphs_of_mixed_steps(
+    num_tokens: list[int], num_logits: list[int], start: int, size: int, length: int
+) -> None:
+    keys = GraphKeys(4, 3000, 9000, AttentionPath("auto", "nhd", "varlen"))
+    count = len(num_tokens)
+    batch = build_batch(range(count), [start] + [0] * (count - 1), num_tokens, num_logits)
+    key = GraphKey(4, size, 0, length)
+    assert keys.of(batch) == key
+    assert key in list(keys.beforehand())
+
+
+def test_steps_without_a_graph() -> None:
+    path = AttentionPath("auto", "nhd", "varlen")
+    keys = GraphKeys(4, 3000, 9000, path)
+    assert keys.of(build_batch([0], [0], [1025], [1])) is None, "too many tokens"
+    assert keys.of(build_batch(range(5), [0] * 5, [2] * 5, [1] * 5)) is None, "too many requests"
+    assert keys.of(build_batch([0], [0], [9], [5])) is None, "too many logits"
+    split = GraphKeys(4, 3000, 9000, path._replace(mixed="split"))
+    assert split.of(build_batch([0, 1], [0, 0], [2, 1], [1, 1])) is None, "in two calls"
+    assert split.of(build_batch([0, 1], [0, 0], [1, 1], [1, 1])) == GraphKey(2, 2, 1, 9000)

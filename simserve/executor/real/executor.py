@@ -46,6 +46,7 @@ class RealExecutor:
         self.rows.clear()
         self._runner = machine.runner
         self._path = machine.path
+        self._sampler = machine.sampler
         self._replays = machine.replays
         self._tokens = TokenIds(machine.vocab_size, machine.replays)
         self._scheduler = scheduler
@@ -109,6 +110,8 @@ class RealExecutor:
         if admitted:
             tables = {request_id: new_blocks[request_id][0] for request_id in admitted}
             rows.admit(tables, [tokens.ids(request_id) for request_id in admitted])
+            if self._sampler is not None:
+                self._sampler.admit({request_id: rows.of[request_id] for request_id in admitted})
         if len(new_blocks) > len(admitted):
             rows.append_blocks({n: one[0] for n, one in new_blocks.items() if n not in kinds})
 

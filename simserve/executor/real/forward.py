@@ -10,6 +10,7 @@ from simserve.executor.real.attention import BatchOnDevice, PagedAttention
 from simserve.executor.real.marks import LayerMarks
 from simserve.executor.real.model import Decoder
 from simserve.executor.real.request_rows import RequestRows
+from simserve.executor.real.sampler import Sampler
 
 __all__ = ["Forward", "TokenInputs"]
 
@@ -40,15 +41,22 @@ class Forward:
         rows: ids and block tables of the running requests.
         keeps_tokens: whether the chosen ids are what the requests go on with; else they are
             computed and dropped.
+        sampler: draws the tokens; None: the likeliest ones are taken.
     """
 
     def __init__(
-        self, decoder: Decoder, attention: PagedAttention, rows: RequestRows, keeps_tokens: bool
+        self,
+        decoder: Decoder,
+        attention: PagedAttention,
+        rows: RequestRows,
+        keeps_tokens: bool,
+        sampler: Sampler | None = None,
     ) -> None:
         self.decoder = decoder
         self.attention = attention
         self.rows = rows
         self._keeps_tokens = keeps_tokens
+        self._sampler = sampler
 
     def logits(
         self, inputs: TokenInputs, batch: BatchOnDevice, marks: LayerMarks | None
@@ -65,8 +73,11 @@ class Forward:
         return logits
 
     def sample(self, inputs: TokenInputs, logits: torch.Tensor) -> None:
-        """Choose the likeliest token of each row of logits."""
-        chosen = logits.argmax(dim=-1)
+        """Choose a token from each row of logits."""
+        if self._sampler is None:
+            chosen = logits.argmax(dim=-1)
+        else:
+            chosen = self._sampler.draw(logits, inputs.logit_request_rows, inputs.logit_ends)
         if self._keeps_tokens:
             place = (inputs.logit_request_rows, inputs.logit_ends)
             self.rows.ids.index_put_(place, chosen.to(self.rows.ids.dtype))

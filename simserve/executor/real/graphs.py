@@ -1,4 +1,4 @@
-"""CUDA graphs of decode batches: one a padded size, replayed for any lengths and any requests."""
+"""CUDA graphs of steps: one a padded size, replayed for any lengths and any requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simserve.executor.real.graph_inputs import GraphInputs
 from simserve.executor.real.graph_keys import GraphKey, GraphKeys
 from simserve.executor.real.marks import LayerMarks
 
-__all__ = ["DecodeGraphs"]
+__all__ = ["StepGraphs"]
 
 
 class _Captured(NamedTuple):
@@ -23,11 +23,22 @@ class _Captured(NamedTuple):
     marks: LayerMarks | None
 
 
-class DecodeGraphs:
-    """Captures and replays steps in which every request has the same number of new tokens.
+class _Buffers(NamedTuple):
+    """The inputs of a step on the host, and where they are sent to."""
 
-    All inputs come from one buffer at a fixed address. A request that pads a batch sits in the
-    spare row: it has length 0, its token is written nowhere, and nothing is read for it.
+    host: GraphInputs
+    device: GraphInputs
+
+    def send(self) -> None:
+        self.device.memory.copy_(self.host.memory, non_blocking=True)
+
+
+class StepGraphs:
+    """Captures and replays steps.
+
+    All inputs come from a buffer at a fixed address; decodes have a small one of their own. A
+    request that pads a batch sits in the spare row: it has length 0, its token is written nowhere,
+    and nothing is read for it.
 
     Args:
         step: what is captured.
@@ -40,9 +51,8 @@ class DecodeGraphs:
         self._step = step
         self._breakdown = breakdown
         self._device = step.rows.ids.device
-        memory = torch.zeros(GraphInputs.size(keys.most_tokens), dtype=torch.int64)
-        self._inputs = GraphInputs(memory.pin_memory())
-        self._on_device = GraphInputs(memory.to(self._device))
+        self._of_decodes = self._buffers(keys.most_tokens)
+        self._of_others = self._buffers(keys.most_mixed_tokens)
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[GraphKey, _Captured] = {}
 
@@ -54,10 +64,11 @@ class DecodeGraphs:
         for key in self.keys.beforehand():
             self.capture(key)
 
-    def fill(self, batch: Batch) -> None:
-        """Send a batch's inputs to where the graphs read them."""
-        self._inputs.fill(batch, self._step.rows)
-        self._on_device.memory.copy_(self._inputs.memory, non_blocking=True)
+    def fill(self, batch: Batch, key: GraphKey) -> None:
+        """Send a batch's inputs to where its graph reads them."""
+        buffers = self._buffers_of(key)
+        buffers.host.fill(batch, self._step.rows)
+        buffers.send()
 
     def forward(self, key: GraphKey) -> None:
         """Replay the forward pass."""
@@ -71,21 +82,28 @@ class DecodeGraphs:
 
     def capture(self, key: GraphKey) -> None:
         """Capture a graph. What it reads meanwhile is padding alone."""
-        rows = self._step.rows
-        self._inputs.pad(0, 0, rows)
-        self._on_device.memory.copy_(self._inputs.memory)
+        rows, buffers = self._step.rows, self._buffers_of(key)
+        buffers.host.pad(0, 0, 0, rows)
+        buffers.send()
         marks = LayerMarks(self._device, in_graph=True) if self._breakdown else None
         current, stream = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):  # what a first call compiles and loads is not captured
-            inputs, batch = self._on_device.derive(rows, *key)
+            inputs, batch = buffers.device.derive(rows, key)
             self._step.sample(inputs, self._step.logits(inputs, batch, None))
         current.wait_stream(stream)
 
         forward, sample = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool):
-            inputs, batch = self._on_device.derive(rows, *key)
+            inputs, batch = buffers.device.derive(rows, key)
             logits = self._step.logits(inputs, batch, marks)
         with torch.cuda.graph(sample, pool=self._pool):
             self._step.sample(inputs, logits)
         self._captured[key] = _Captured(forward, sample, marks)
+
+    def _buffers(self, most: int) -> _Buffers:
+        memory = torch.zeros(GraphInputs.size(most), dtype=torch.int64)
+        return _Buffers(GraphInputs(memory.pin_memory()), GraphInputs(memory.to(self._device)))
+
+    def _buffers_of(self, key: GraphKey) -> _Buffers:
+        return self._of_decodes if key.query_len else self._of_others

@@ -14,13 +14,14 @@ from simserve.executor.real.attention import AttentionPath, PagedAttention, With
 from simserve.executor.real.decoder_shape import DecoderShape
 from simserve.executor.real.forward import Forward
 from simserve.executor.real.graph_keys import GraphKeys
-from simserve.executor.real.graphs import DecodeGraphs
+from simserve.executor.real.graphs import StepGraphs
 from simserve.executor.real.kernels import Kernels, reference_kernels, triton_kernels
 from simserve.executor.real.kv_cache import allocate_caches, bytes_per_block, kv_dtype
 from simserve.executor.real.memory import blocks_that_fit, measure
 from simserve.executor.real.model import Decoder
 from simserve.executor.real.request_rows import RequestRows
 from simserve.executor.real.runner import ModelRunner
+from simserve.executor.real.sampler import Sampler, SamplingChoice
 from simserve.executor.real.staging import Staging
 from simserve.executor.real.warm_up import Limits, largest_batch, warm_up_batches
 from simserve.executor.real.weights import load_decoder, torch_dtype
@@ -50,6 +51,8 @@ class MachineOptions:
     weights: str | Path = "random"
     seed: int = 0
     breakdown: bool = False
+    sampling: tuple[SamplingChoice, ...] = ()
+    """How tokens are drawn; of none the likeliest are taken."""
 
 
 class Machine:
@@ -84,6 +87,11 @@ class Machine:
         )
         self.rows = RequestRows(
             options.max_num_seqs, options.max_model_len, options.block_size, Staging(device)
+        )
+        self.sampler = (
+            Sampler(options.sampling, options.seed, options.max_num_seqs, device)
+            if options.sampling
+            else None
         )
         self._kernels = kernels or (triton_kernels() if on_gpu else reference_kernels())
         if self._kernels.rope_kv_write is not None:
@@ -149,20 +157,23 @@ class Machine:
         )
         table = decoder.table if self._kernels.rope_kv_write is not None else None
         attention = PagedAttention(caches, self.path, self._kernels, model.sliding_window, table)
-        return Forward(decoder, attention, self.rows, keeps_tokens=not self.replays)
+        return Forward(decoder, attention, self.rows, not self.replays, self.sampler)
 
     def _warm_runner(self, step: Forward) -> ModelRunner:
         options = self._options
         if self._device.type != "cuda":
             return ModelRunner(step, None, options.breakdown)
-        keys = GraphKeys(options.max_num_seqs, self.rows.longest, self.path)
-        graphs = DecodeGraphs(step, keys, options.breakdown)
-        runner = ModelRunner(step, graphs, options.breakdown)
+        keys = GraphKeys(
+            options.max_num_seqs, options.max_num_batched_tokens, self.rows.longest, self.path
+        )
+        graphs = StepGraphs(step, keys, options.breakdown)
+        # Without graphs: batches of the same kinds, but larger ones, are launched one by one.
+        eager = ModelRunner(step, None, breakdown=False)
         with self.rows.in_block_0():
             for batch in warm_up_batches(_limits(options), self.path):
-                runner.run(batch)
+                eager.run(batch)
         graphs.warm_up()
-        return runner
+        return ModelRunner(step, graphs, options.breakdown)
 
     def close(self) -> None:
         """Give the device's memory back; nothing can be run afterwards."""

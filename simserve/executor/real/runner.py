@@ -13,7 +13,7 @@ from simserve.executor.real.batch import Batch
 from simserve.executor.real.compilations import Compilations
 from simserve.executor.real.forward import Forward, TokenInputs
 from simserve.executor.real.graph_keys import GraphKey
-from simserve.executor.real.graphs import DecodeGraphs
+from simserve.executor.real.graphs import StepGraphs
 from simserve.executor.real.marks import LayerMarks, Marks
 from simserve.kv.batch import split_decodes_and_prefills
 
@@ -42,11 +42,11 @@ class ModelRunner:
 
     Args:
         step: what is run.
-        graphs: captured decode steps; None: there are none.
+        graphs: captured steps; None: there are none.
         breakdown: take times inside the forward pass.
     """
 
-    def __init__(self, step: Forward, graphs: DecodeGraphs | None, breakdown: bool) -> None:
+    def __init__(self, step: Forward, graphs: StepGraphs | None, breakdown: bool) -> None:
         self.device = step.rows.ids.device
         self._step = step
         self._staging = step.rows.staging
@@ -81,7 +81,7 @@ class ModelRunner:
             is_new = key not in graphs
             if is_new:
                 graphs.capture(key)
-            graphs.fill(batch)
+            graphs.fill(batch, key)
             prepared = perf_counter()
             self._replay(graphs, key)
         else:
@@ -103,7 +103,7 @@ class ModelRunner:
             forward_parts=marks.parts(forward_s) if marks is not None else {},
         )
 
-    def _replay(self, graphs: DecodeGraphs, key: GraphKey) -> None:
+    def _replay(self, graphs: StepGraphs, key: GraphKey) -> None:
         self._marks.take()
         graphs.forward(key)
         self._marks.take()

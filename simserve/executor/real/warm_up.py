@@ -48,8 +48,8 @@ def warm_up_batches(limits: Limits, path: AttentionPath) -> Iterator[Batch]:
     tokens to the longest query, and of decodes also the power itself; contexts are the shortest
     and the longest.
 
-    Decodes have no graph if a request among them is a chunk of one token, which yields none. Where
-    scratch grows with the context, long ones are left to the graphs that are captured beforehand.
+    They are launched one by one, as batches are that have no graph. Where scratch grows with the
+    context, long decodes are left to the graphs that are captured beforehand.
     """
     yield largest_batch(limits)
     num_seqs, budget, longest = limits

@@ -10,6 +10,8 @@ import torch
 
 from simserve.executor.real.bench.kernel_cases import AttentionCase, Case, DenseCase, WriteCase
 from simserve.executor.real.bench.kernel_inputs import DenseInputs, PagedInputs, WriteInputs
+from simserve.executor.real.bench.sample_calls import SampleInputs
+from simserve.executor.real.bench.sample_cases import SampleCase
 from simserve.executor.real.bench.timing import Call
 from simserve_kernels.flash_attention import flash_attention
 from simserve_kernels.kv_write import kv_write
@@ -28,7 +30,8 @@ class Work(NamedTuple):
     calls: Sequence[Call]
     """One for each copy of the inputs."""
     error: Callable[[object], float]
-    """Of the first call, given what it returned; of a write the share of wrong elements."""
+    """Of the first call, given what it returned; of a write the share of wrong elements, of chosen
+    tokens how far they are from where their random numbers point."""
     max_error: float
     num_bytes: int
     flops: int | None
@@ -47,6 +50,9 @@ def work_of(
     elif isinstance(case, DenseCase):
         dense = DenseInputs.copies(case, device, **limit)
         yield from (_dense(case, way, dense) for way in chosen)
+    elif isinstance(case, SampleCase):
+        rows = SampleInputs.copies(case, device, **limit)
+        yield from (_sample(case, way, rows) for way in chosen)
     else:
         paged = PagedInputs.copies(case, layout, device, **limit)
         yield from (_paged(case, way, paged) for way in chosen)
@@ -87,6 +93,11 @@ def _dense(case: DenseCase, way: str, copies: list[DenseInputs]) -> Work:
         return copies[0].error(out)
 
     return Work(way, calls, error, bound, num_bytes, counted.flops)
+
+
+def _sample(case: SampleCase, way: str, copies: list[SampleInputs]) -> Work:
+    calls = [one.call(way) for one in copies]
+    return Work(way, calls, copies[0].error, 1e-4, case.num_bytes, None)
 
 
 def _paged(case: AttentionCase, way: str, copies: list[PagedInputs]) -> Work:

@@ -9,6 +9,7 @@ mixed 64 x ctx2048 + 1984 chunk @8192
 verify 64 x ctx2048 k3         three drafts each: four queries over 2,048 tokens
 kv_write 2048                  K and V of 2,048 tokens into the cache
 dense 8192 d128 bfloat16       contiguous K and V; `dense 1 @ 8191 …`: the last row only
+sample top_p b64               a token for each of 64 rows of logits; all of them in `sample_cases`
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from itertools import product
 from random import Random  # noqa: TID251 - the ragged lengths are defined by this generator
 
 from simserve.errors import SimserveError, did_you_mean
+from simserve.executor.real.bench.sample_cases import SAMPLE_WAYS, SampleCase, sample_cases
 
 __all__ = [
     "CASES",
@@ -34,7 +36,8 @@ __all__ = [
     "choose_ways",
 ]
 
-WAYS = ("auto", "v1", "v2", "article", "varlen", "split", "flash", "naive", "kv_write")
+_ATTENTION_WAYS = ("auto", "v1", "v2", "article", "varlen", "split", "flash", "naive")
+WAYS = (*_ATTENTION_WAYS, "kv_write", *SAMPLE_WAYS)
 DEFAULT_WAYS = tuple(way for way in WAYS if way != "article")  # it is v1 or v2, by a rule
 _LARGE_KV_BYTES = 3e9
 _OTHER_BLOCK_SIZES = (
@@ -134,7 +137,7 @@ class DenseCase:
         return "flash", "naive"
 
 
-Case = AttentionCase | WriteCase | DenseCase
+Case = AttentionCase | WriteCase | DenseCase | SampleCase
 
 
 def _decodes() -> Iterator[AttentionCase]:
@@ -195,7 +198,7 @@ def _writes() -> Iterator[WriteCase]:
         yield WriteCase(name=f"kv_write {num_tokens}", num_tokens=num_tokens)
 
 
-_ALL: tuple[Case, ...] = (*_decodes(), *_prefills(), *_writes(), *_dense())
+_ALL: tuple[Case, ...] = (*_decodes(), *_prefills(), *_writes(), *_dense(), *sample_cases())
 CASES = {case.name: case for case in _ALL}
 """All cases by name, in the order in which they are measured."""
 

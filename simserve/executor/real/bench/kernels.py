@@ -10,6 +10,7 @@ from simserve.executor.real.bench.kernel_calls import Work, work_of
 from simserve.executor.real.bench.kernel_cases import Case, DenseCase
 from simserve.executor.real.bench.kernel_report import KernelRow
 from simserve.executor.real.bench.launches import recorded_launches
+from simserve.executor.real.bench.sample_cases import SampleCase
 from simserve.executor.real.bench.timing import Timer, time_graph
 from simserve_kernels.layouts import CacheLayout
 
@@ -30,14 +31,14 @@ def measure_kernels(
     Args:
         cases: what to compute.
         ways: how, of those that a case has.
-        layouts: of the paged cache; dense cases have none.
+        layouts: of the paged cache; dense cases and those of sampling have none.
         device: where tensors live.
         timer: gives samples of µs a call.
         max_copies: of the inputs, instead of as many as outgrow the caches.
     """
     torch.manual_seed(0)
     for case in cases:
-        for layout in layouts[:1] if isinstance(case, DenseCase) else layouts:
+        for layout in layouts if _has_layout(case) else layouts[:1]:
             try:
                 works = work_of(case, layout, ways, device, max_copies)
                 yield from (_row(case, layout, work, timer) for work in works)
@@ -89,8 +90,12 @@ def _unmeasured(case: Case, layout: CacheLayout, way: str, failure: str) -> Kern
 
 
 def _layout(case: Case, layout: CacheLayout) -> str:
-    return "" if isinstance(case, DenseCase) else layout
+    return layout if _has_layout(case) else ""
 
 
 def _dtype(case: Case) -> str:
-    return case.dtype if isinstance(case, DenseCase) else case.kv_dtype
+    return case.dtype if isinstance(case, DenseCase | SampleCase) else case.kv_dtype
+
+
+def _has_layout(case: Case) -> bool:
+    return not isinstance(case, DenseCase | SampleCase)
