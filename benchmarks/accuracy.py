@@ -18,12 +18,14 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from accuracy_host import host_errors
+
 from simserve.config.presets import load_gpu, load_model
 from simserve.cost.noise import ResidualNoise
 from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import ProfileFile
 from simserve.cost.roofline import RooflineCost
-from simserve.fidelity.fit import LoadedLog, fit_profile, load_log, step_errors_of
+from simserve.fidelity.fit import LoadedLog, Prices, fit_profile, load_log, step_errors_of
 from simserve.fidelity.step_errors import SLOWER_HOST, PricedSteps, errors_by_regime, price_log
 from simserve.fidelity.validate import Timing, group_repeats, validate_workload
 from simserve.fidelity.validation import Validation
@@ -62,6 +64,8 @@ METRICS = (
     "throughput",
 )
 NOISE_SEED = 0
+LONG_LOG = 100
+"""Steps of a log whose host can be followed."""
 FEWEST_STEPS = 50
 """Of a regime that gets a row."""
 
@@ -78,6 +82,9 @@ def main() -> None:
         of_model = [log for log in logs if load_log(log).model == model]
         held_out = [log for log in of_model if not is_fitted(log)]
         report["models"][model] = accuracy(profile, held_out)
+        report["models"][model]["hosts"] = [
+            host_errors(profile, log, METRICS) for log in held_out if len(log.steps) >= LONG_LOG
+        ]
         spread = repeat_spread(of_model, timing(profile))
         write(profile.model_copy(update={"repeat_spread": spread}))
     RESULTS.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
@@ -110,7 +117,7 @@ def transfer(logs: Sequence[StepLog], source: str, target: str) -> dict[str, Any
         return [log for log in loaded if log.model == model]
 
     profile = fit_profile(of(source, True), [], name="transfer", model=source)
-    errors = step_errors_of(of(target, False), profile.coefficients)
+    errors = step_errors_of(of(target, False), Prices.of(profile))
     found = {way: by_regime["all"].model_dump() for way, by_regime in errors.items()}
     return {"fitted": source, "priced": target, **found}
 
@@ -234,6 +241,27 @@ def latency_table(model: str, way: str, report: Mapping[str, Any]) -> list[str]:
     return markdown_table(cells)
 
 
+def host_table(model: str, report: Mapping[str, Any]) -> list[str]:
+    """A row a log: error of its steps by what is known of its host."""
+    cells = [["log", "factor", "steps: MAPE", "best factor", "MAPE", "followed: MAPE", "bias"]]
+    for one in report["models"][model]["hosts"]:
+        factors, steps = one["factors"], one["steps"]
+        row = [one["log"]]
+        for way in ("told", "best"):
+            row += [f"{factors[way]:.2f}", percent(steps[way]["mape"])]
+        followed = steps["followed"]
+        cells.append([*row, percent(followed["mape"]), signed(followed["bias"])])
+    return markdown_table(cells)
+
+
+def followed_table(model: str, report: Mapping[str, Any]) -> list[str]:
+    """A row a log: errors of latencies on a host that is as fast as it was in the log."""
+    cells = [["workload", *(name.replace("_", " ").upper() for name in METRICS)]]
+    for one in report["models"][model]["hosts"]:
+        cells.append([one["log"], *(signed(one["errors"][name]) for name in METRICS)])
+    return markdown_table(cells)
+
+
 def transfer_table(report: Mapping[str, Any]) -> list[str]:
     """A row a pair of models."""
     cells = [["fitted on", "priced", "steps", "blind: MAPE", "bias", "host known: MAPE", "bias"]]
@@ -257,6 +285,8 @@ SIZES = {"8B": "llama-3.1-8b", "1B": "llama-3.2-1b"}
 WAYS = ("blind", "with noise", "host known", "roofline")
 TABLES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = (
     {"transfer": transfer_table}
+    | {f"hosts {size}": partial(host_table, model) for size, model in SIZES.items()}
+    | {f"followed {size}": partial(followed_table, model) for size, model in SIZES.items()}
     | {f"steps {size}": partial(step_table, model) for size, model in SIZES.items()}
     | {
         f"{way} {size}": partial(latency_table, model, way)

@@ -86,8 +86,14 @@ def main() -> None:
     arguments = parse()
     if arguments.again:
         report = json.loads(arguments.again.read_text())
+        report["profile"] = profile_facts(arguments.profile)
+        report["simulated_again"] = datetime.now(UTC).isoformat(timespec="seconds")
         for found in report["runs"].values():
-            found["rows"] = rows(found["real"], simulated(found, arguments))
+            found["simulated"] = simulated(found, arguments)
+            found["rows"] = rows(found["real"], found["simulated"])
+            for run in found["real"]:  # priced by the profile that was there when it ran
+                for name in ("step_mape", "step_bias"):
+                    run.pop(name, None)
     else:
         report = measure(arguments)
     write(report, arguments)
@@ -117,10 +123,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         "command": ["python", "benchmarks/calibrated_runs.py", "--profile", arguments.profile.name],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": collect(),
-        "profile": {
-            "name": load_profile(path=arguments.profile).name,
-            "measured_on": load_profile(path=arguments.profile).measured_on,
-        },
+        "profile": profile_facts(arguments.profile),
         "runs": {},
     }
     machine = open_machine(load(arguments, {"synthetic": {}}, {}))
@@ -138,6 +141,9 @@ def measure(arguments: argparse.Namespace) -> Report:
                     found |= plan(spec, arguments, machine.num_gpu_blocks)
                 loaded = load(arguments, found["workload"], found["scheduler"])
                 result = api.run(loaded, machine=machine)
+                if compiled_steps(result):
+                    print(f"{name}: compiled {compiled_steps(result)}, again", file=sys.stderr)
+                    result = api.run(loaded, machine=machine)
                 found["real"].append(kept(result))
                 found["rows"] = rows(found["real"], found["simulated"])
                 keep_steps(steps, f"{name} {repeat}", result)
@@ -147,6 +153,18 @@ def measure(arguments: argparse.Namespace) -> Report:
     finally:
         machine.close()
     return report
+
+
+def profile_facts(path: Path) -> Report:
+    """What was measured, and the errors on the steps that were not fitted."""
+    profile = load_profile(path=path)
+    return {
+        "name": profile.name,
+        "measured_on": profile.measured_on,
+        "attention_path": profile.attention_path,
+        "steps": {log.name: log.num_steps for log in (*profile.fitted, *profile.held_out)},
+        "errors": {name: e.model_dump() for name, e in profile.errors["blind"].items()},
+    }
 
 
 def plan(spec: Mapping[str, Any], arguments: argparse.Namespace, num_gpu_blocks: int) -> Report:
@@ -204,9 +222,17 @@ def kept(result: RunResult) -> dict[str, Any]:
     if "parts.shadow_s" in steps.column_names:
         some = column(steps, "num_tokens") > 0
         measured, priced = (column(steps, n)[some] for n in ("duration_s", "parts.shadow_s"))
+        summary["compiled_steps"] = compiled_steps(result)
         summary["step_mape"] = float(np.mean(np.abs(priced / measured - 1.0)))
         summary["step_bias"] = float(priced.sum() / measured.sum() - 1.0)
     return summary
+
+
+def compiled_steps(result: RunResult) -> int:
+    """Steps in which something was compiled: they are slow once, and requests waited for them."""
+    steps = result.steps_table
+    name = "parts.first_shape"
+    return int((column(steps, name) > 0).sum()) if name in steps.column_names else 0
 
 
 def rows(real: list[dict[str, Any]], simulation: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -235,18 +261,23 @@ def table(report: Report) -> Iterable[str]:
         f"p{p}_{name}_ms": f"{name.upper()} p{p}" for name in ("ttft", "itl") for p in (50, 95, 99)
     }
     names |= {"p50_e2el_ms": "E2EL p50", "output_throughput": "throughput"}
-    cells = [["workload", "runs", *names.values(), "all steps"]]
+    has_steps = all("step_bias" in run for f in report["runs"].values() for run in f["real"])
+    cells = [["workload", "runs", *names.values(), *(["all steps"] if has_steps else [])]]
     for workload, found in report["runs"].items():
         by_key = {row["key"]: row for row in found["rows"]}
-        biases = [run["step_bias"] for run in found["real"]]
-        cells.append(
-            [
-                workload,
-                str(len(found["real"])),
-                *(judged(by_key[key]) for key in names),
-                percent(float(np.mean(biases))),
-            ]
-        )
+        row = [workload, str(len(found["real"])), *(judged(by_key[key]) for key in names)]
+        if has_steps:
+            row.append(percent(float(np.mean([run["step_bias"] for run in found["real"]]))))
+        cells.append(row)
+    return markdown_table(cells)
+
+
+def step_table(report: Report) -> Iterable[str]:
+    """A row a regime of the steps that were held out of the fit."""
+    cells = [["steps", "number", "MAPE", "bias"]]
+    for regime, error in report["profile"]["errors"].items():
+        mape = f"{100 * error['mape']:.1f} %"
+        cells.append([regime, f"{error['num_steps']:,}", mape, percent(error["bias"])])
     return markdown_table(cells)
 
 

@@ -11,13 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from accuracy import TABLES as ACCURACY
+from calibrated_runs import step_table as calibrated_steps_table
+from calibrated_runs import table as calibrated_runs_table
 from kernels_counters import table as counters_table
+from sampling_table import table as sampling_table
 from simulator import table as simulator_table
 
 from simserve.executor.real.bench.step_report import step_cells
@@ -111,6 +116,8 @@ def prefill(report: Report) -> Iterator[str]:
 
 def dense(report: Report) -> Iterator[str]:
     """Flash attention beside naive attention, each by its own counted bytes."""
+    yield provenance(report, names_command=False) + "."
+    yield ""
     rows = {(row["case"], row["path"]): row for row in report["rows"]}
     columns = ("µs", "MB moved", "peak MB")
     ways = ("flash", "naive")
@@ -147,6 +154,13 @@ def counters(report: Report) -> Iterator[str]:
     yield from counters_table(report)
 
 
+def sampling(report: Report) -> Iterator[str]:
+    """µs of samplers by batch."""
+    yield provenance(report) + "."
+    yield ""
+    yield from sampling_table(report)
+
+
 def steps(report: Report) -> Iterator[str]:
     """Whole steps by part."""
     yield f"{provenance(report, names_command=False)}; medians, ms."
@@ -163,6 +177,32 @@ def real_and_simulated(report: Report) -> Iterator[str]:
         yield ""
         rows = [Compared(*(row[field] for field in Compared._fields)) for row in run["rows"]]
         yield from markdown_table(percentile_cells(rows))
+
+
+def host_share(report: Report) -> Iterator[str]:
+    """Medians over all real steps by how many requests they had: what is not the GPU's time."""
+    names = ("schedule", "update", "prepare", "forward", "sample", "sync")
+    steps = [
+        (number, dict(zip(names, parts, strict=True)))
+        for run in report["runs"].values()
+        for number, *parts in zip(
+            run["real_steps"]["num_scheduled"],
+            *(run["real_steps"][f"parts.{name}_s"] for name in names),
+            strict=True,
+        )
+    ]
+    cells = [["requests", "steps", *names, "host"]]
+    for low, high in pairwise((1, 16, 64, 128, 256, 257)):
+        found = [parts for number, parts in steps if low <= number < high]
+        if not found:
+            continue
+        medians = [statistics.median(1e3 * parts[name] for parts in found) for name in names]
+        host = statistics.median(
+            1e3 * (sum(parts.values()) - parts["forward"] - parts["sample"]) for parts in found
+        )
+        label = f"{low}" if high == low + 1 else f"{low} to {high - 1}"
+        cells.append([label, f"{len(found):,}", *(f"{ms:,.2f}" for ms in (*medians, host))])
+    yield from markdown_table(cells)
 
 
 def microseconds(row: Report | None) -> str:
@@ -183,21 +223,29 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "kernels: decode": ("kernels_decode_h200.json", decode),
     "kernels: writes": ("kernels_decode_h200.json", writes),
     "kernels: prefill": ("kernels_prefill_h200.json", prefill),
-    "kernels: dense": ("kernels_prefill_h200.json", dense),
+    "kernels: dense": ("kernels_dense_h200.json", dense),
     "kernels: peers": ("peers_kernels_h200.json", peers),
+    "kernels: sampling": ("kernels_sampling_h200.json", sampling),
     "kernels: counters": ("kernels_counters_h200.json", counters),
     "steps": ("real_steps_h200.json", steps),
+    "real: host": ("real_vs_sim.json", host_share),
     "real and simulated": ("real_vs_sim.json", real_and_simulated),
+    "calibrated: steps": ("calibrated_runs_h200.json", calibrated_steps_table),
+    "calibrated: runs": ("calibrated_runs_h200.json", calibrated_runs_table),
     "accuracy: transfer": ("accuracy.json", ACCURACY["transfer"]),
     "accuracy: steps 8B": ("accuracy.json", ACCURACY["steps 8B"]),
-    "accuracy: steps 1B": ("accuracy.json", ACCURACY["steps 1B"]),
     "accuracy: blind 8B": ("accuracy.json", ACCURACY["blind 8B"]),
-    "accuracy: with noise 8B": ("accuracy.json", ACCURACY["with noise 8B"]),
     "accuracy: host known 8B": ("accuracy.json", ACCURACY["host known 8B"]),
+    "accuracy: hosts 8B": ("accuracy.json", ACCURACY["hosts 8B"]),
+    "accuracy: followed 8B": ("accuracy.json", ACCURACY["followed 8B"]),
+    "accuracy: with noise 8B": ("accuracy.json", ACCURACY["with noise 8B"]),
     "accuracy: roofline 8B": ("accuracy.json", ACCURACY["roofline 8B"]),
+    "accuracy: steps 1B": ("accuracy.json", ACCURACY["steps 1B"]),
     "accuracy: blind 1B": ("accuracy.json", ACCURACY["blind 1B"]),
-    "accuracy: with noise 1B": ("accuracy.json", ACCURACY["with noise 1B"]),
     "accuracy: host known 1B": ("accuracy.json", ACCURACY["host known 1B"]),
+    "accuracy: hosts 1B": ("accuracy.json", ACCURACY["hosts 1B"]),
+    "accuracy: followed 1B": ("accuracy.json", ACCURACY["followed 1B"]),
+    "accuracy: with noise 1B": ("accuracy.json", ACCURACY["with noise 1B"]),
     "accuracy: roofline 1B": ("accuracy.json", ACCURACY["roofline 1B"]),
 }
 """By name: the file of benchmarks/results, and what makes the lines of the table."""

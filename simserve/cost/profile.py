@@ -12,7 +12,7 @@ from simserve.cost.features import Features, extract
 from simserve.cost.profile_file import load_profile
 from simserve.cost.regimes import regime_of_counts
 from simserve.cost.step_model import PARTS, Path, larger, rates, sheet, step_parts
-from simserve.cost.step_work import StepWork, step_work
+from simserve.cost.step_work import NO_FACTORS, StepWork, step_work
 from simserve.errors import ConfigError, OutOfDomainError
 from simserve.protocols import Price
 from simserve.shapes import resolve_kv_dtype
@@ -72,9 +72,11 @@ class ProfileCost:
         self._rates = rates(self._coefficients, of_model)
         self._graph_sizes = self.profile.graphs.sizes
         self._full_up_to = self.profile.graphs.full_up_to
-        self._prefill_graph_sizes = self._graph_sizes if self.profile.graphs.piecewise else []
+        self._prefill_graph_sizes = self.profile.graphs.of_prefills
         self._host_scale = host_scale
         self._host = self.profile.host if host == "as_measured" else host
+        own = model.name == self.profile.model
+        self._size_factors = self.profile.size_factors if own else NO_FACTORS
         self._outside: dict[str, float] = {}
 
     @property
@@ -128,7 +130,7 @@ class ProfileCost:
             return Price([0.0] * run.count, dict.fromkeys(PARTS, 0.0))
         self._check_domain(features, run.count)
         sizes = self._prefill_graph_sizes if features.num_prefills else self._graph_sizes
-        work = step_work(run, features, sizes, self._window)
+        work = step_work(run, features, sizes, self._window, self._size_factors)
         host_scale = self._host_scale * host_factor
         parts = list(step_parts(self._rates, work, self._path(work, sizes), host_scale))
         if self._host == "overlaps":

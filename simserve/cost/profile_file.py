@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,17 +17,27 @@ from simserve.cost.step_model import COEFFICIENTS
 from simserve.errors import ConfigError, Problem, UnknownNameError, did_you_mean
 
 __all__ = [
+    "LARGEST_SIZE_FACTOR",
     "Engine",
     "Graphs",
     "LogFile",
     "ProfileFile",
     "RegimeError",
+    "least_size_factor",
     "load_profile",
     "profile_names",
 ]
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=False)]
 Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
+
+
+LARGEST_SIZE_FACTOR = 2.0
+
+
+def least_size_factor(coefficients: Mapping[str, float]) -> float:
+    """The factor at which matrix products would be as fast as the data sheet says."""
+    return max(coefficients["linear_bandwidth"], coefficients["linear_flops"])
 
 
 class _Strict(BaseModel):
@@ -52,12 +62,20 @@ class Graphs(_Strict):
     piecewise: bool = True
     """Whether steps with prefills run as graphs between attention calls, up to the largest size;
     else kernel by kernel, without padding."""
+    prefill_sizes: list[int] | None = None
+    """Sizes of steps with prefills, if they are not those of decodes."""
 
     @model_validator(mode="after")
     def _check(self) -> Graphs:
-        if self.sizes != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise ValueError("sizes must be positive and increase")
+        for sizes in (self.sizes, self.prefill_sizes or [1]):
+            if sizes != sorted(set(sizes)) or sizes[0] < 1:
+                raise ValueError("sizes must be positive and increase")
         return self
+
+    @property
+    def of_prefills(self) -> list[int]:
+        """Sizes that steps with prefills are padded to; none: these run kernel by kernel."""
+        return (self.prefill_sizes or self.sizes) if self.piecewise else []
 
 
 class LogFile(_Strict):
@@ -102,6 +120,9 @@ class ProfileFile(_Strict):
     domain: dict[str, tuple[Finite, Finite]]
     """Smallest and largest measured value of counts of a step."""
     coefficients: dict[str, Finite]
+    size_factors: dict[int, Ratio] = {}
+    """By size of a graph: how long its matrix products take, over what their work says. Libraries
+    choose kernels by size. Of `model` alone."""
     residuals: dict[str, Annotated[list[Ratio], Field(min_length=2)]] = {}
     """By regime: quantiles of measured over predicted step time, evenly spaced, of mean 1. Each
     step is taken at its host's speed at that time."""
@@ -128,6 +149,15 @@ class ProfileFile(_Strict):
             low, high = COEFFICIENTS[name].low, COEFFICIENTS[name].high
             if not low <= value <= high:
                 raise ValueError(f"coefficient '{name}' is {value:g}, not from {low:g} to {high:g}")
+        least = least_size_factor(self.coefficients)
+        for size, factor in self.size_factors.items():
+            if size not in (*self.graphs.sizes, *self.graphs.of_prefills):
+                raise ValueError(f"size factor of {size} tokens: no graph is of this size")
+            if not least <= factor <= LARGEST_SIZE_FACTOR:
+                raise ValueError(
+                    f"size factor of {size} tokens is {factor:g}, not from {least:g} (where "
+                    f"products reach the data sheet) to {LARGEST_SIZE_FACTOR:g}"
+                )
         for name, (low, high) in self.domain.items():
             if low > high:
                 raise ValueError(f"domain of '{name}' is empty: {low:g} to {high:g}")

@@ -109,16 +109,35 @@ class RooflineCost:
 
     def price(self, run: StepRun) -> Price:
         """Durations and parts of the steps of a run; a step without tokens costs 0."""
+        num_tokens = run.plan.num_tokens
+        all_decode = bool(num_tokens) and num_tokens.count(1) == len(num_tokens)
+        if run.count > 1 and all_decode and self._window is None:
+            return self._price_decodes(extract(StepRun(run.plan)), run.count)
         features = extract(run, self._window)
         if features.num_tokens == 0:
             return Price([0.0] * run.count, dict.fromkeys(PARTS, 0.0))
         if run.count == 1:
-            total, *parts = self._columns(features, max)
-            return Price([total], dict(zip(PARTS, parts, strict=True)))
-        total, *parts = self._columns(features, np.maximum)
-        return Price(total.tolist(), dict(zip(PARTS, parts, strict=True)))
+            total, parts = self._columns(features, max)
+            return Price([total], parts)
+        total, parts = self._columns(features, np.maximum)
+        return Price(total.tolist(), parts)
 
-    def _columns(self, f: Features, longer: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
+    def _price_decodes(self, f: Features, count: int) -> Price:
+        """Steps in which all decode differ in what they attend to, each by a token more."""
+        _, parts = self._columns(f, max)
+        rest = parts["linear_s"] + parts["lm_head_s"] + parts["launch_s"] + parts["host_s"]
+        pair_s, kv_s, queries_s = self._pair_s, self._kv_s, self._query_s * f.num_decodes
+        first, n = int(f.decode_kv_tokens), f.num_decodes
+        # Runs are short: a list is made faster than an array.
+        decode = [
+            max(pair_s * kv, kv_s * kv + queries_s) for kv in range(first, first + n * count, n)
+        ]
+        parts["attention_decode_s"] = np.array(decode)
+        return Price([seconds + rest for seconds in decode], parts)
+
+    def _columns(
+        self, f: Features, longer: Callable[[Any, Any], Any]
+    ) -> tuple[Any, dict[str, Any]]:
         """The duration and the parts, by the same operations for numbers and for arrays."""
         tokens = f.num_tokens
         experts = min(self._num_experts, self._num_active_experts * tokens)
@@ -143,7 +162,14 @@ class RooflineCost:
         total = decode + (linear + head + self._launch_s + host)
         if f.num_prefills:
             total = total + prefill
-        return total, linear, decode, prefill, head, self._launch_s, host
+        return total, {
+            "linear_s": linear,
+            "attention_decode_s": decode,
+            "attention_prefill_s": prefill,
+            "lm_head_s": head,
+            "launch_s": self._launch_s,
+            "host_s": host,
+        }
 
     def _set_linear(self, model: ModelShape, flops_per_s: float, bytes_per_s: float) -> None:
         """Seconds per token, per expert and per step of the matrices of all layers and the head."""

@@ -109,6 +109,8 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "cached_tokens": _tokens(1300.0, 1.0, "whose activations never leave the GPU's L2 cache"),
     "kv_bandwidth": _share(0.8, "reading KV"),
     "mixed_kv_bandwidth": _share(0.6, "the same by decodes, if a request has more than one token"),
+    "context_layer_s": _seconds(5e-9, "per layer and token of the longest context, with prefills"),
+    "context_blend": Coefficient("", 0.3, 0.0, 2.0, False, "from waiting for it to adding it up"),
     "kv_imbalance": Coefficient("", 0.2, 0.0, 1.0, False, "more for decodes of unlike contexts"),
     "decode_tokens": _tokens(200.0, 0.0, "KV tokens a decode costs in any case, alone"),
     "prefill_flops": _share(0.58, "attention of prefills"),
@@ -203,6 +205,8 @@ class Rates(NamedTuple):
     decode_s: float
     mixed_kv_token_s: float
     mixed_s: float
+    context_s: float
+    context_blend: float
     pair_s: float
     head_weights_s: float
     row_products_s: float
@@ -236,6 +240,8 @@ def rates(c: Mapping[str, float], s: Sheet) -> Rates:
         decode_s=kv_token_s * c["decode_tokens"],
         mixed_kv_token_s=s.kv_token_s / c["mixed_kv_bandwidth"],
         mixed_s=s.num_layers * c["mixed_layer_s"],
+        context_s=s.num_layers * c["context_layer_s"],
+        context_blend=c["context_blend"],
         pair_s=s.pair_s / c["prefill_flops"],
         head_weights_s=s.head_weights_s / bandwidth,
         row_products_s=s.head_row_flops_s / flops,
@@ -264,11 +270,11 @@ def step_parts(
     schedule = schedule + r.schedule_new_token_s * work.num_table_tokens
     inputs = r.inputs_step_s + r.inputs_request_s * num_reqs
     update = r.update_step_s + r.update_request_s * num_reqs
-    linear = _linear(r, work.num_padded_tokens)
+    linear = work.size_factor * _linear(r, work.num_padded_tokens)
     decode = _attention_decode(r, work)
     prefill: Number = 0.0
     if work.num_prefills is not None:
-        prefill = r.mixed_s + r.kv_token_s * work.prefill_kv_tokens + r.pair_s * work.prefill_pairs
+        prefill = r.mixed_s + _attention_prefill(r, work, decode)
     # Logits are written, cast and read by the sampler after the head's one product.
     head = larger(r.row_products_s * rows, r.head_weights_s) + r.row_s * rows
     launch: Number = 0.0
@@ -308,7 +314,18 @@ def _attention_decode(r: Rates, work: StepWork) -> Number:
     tokens = work.decode_kv_tokens * unlike
     if work.num_prefills is not None:
         return r.mixed_kv_token_s * tokens
-    return r.kv_token_s * tokens + r.decode_s * work.num_decodes
+    return r.kv_token_s * tokens + r.decode_s * work.num_padded_tokens
+
+
+def _attention_prefill(r: Rates, work: StepWork, decode: Number) -> Number:
+    """Time to read KV and multiply, and what is waited for the longest context beyond that.
+
+    Where nothing splits contexts, one that is longer than the others keeps its part of the GPU
+    busy alone. If it begins at once the longer of the two times counts, if it begins last their
+    sum: a blend of width 0 to 2.
+    """
+    attention = decode + (r.kv_token_s * work.prefill_kv_tokens + r.pair_s * work.prefill_pairs)
+    return blend(attention, r.context_s * work.longest_kv_tokens, r.context_blend) - decode
 
 
 def blend(a: Number, b: Number, width: float) -> Number:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +12,12 @@ import numpy as np
 from simserve.cost.features import Features
 from simserve.types import Kind, StepPlan, StepRun
 
-__all__ = ["StepWork", "padded", "step_work"]
+__all__ = ["NO_FACTORS", "StepWork", "padded", "step_work"]
 
 Number = Any
+
+NO_FACTORS: Mapping[int, float] = MappingProxyType({})
+"""No graph is known to be faster or slower than its work says."""
 
 
 class StepWork(NamedTuple):
@@ -35,15 +39,24 @@ class StepWork(NamedTuple):
     """Requests with more than one token; None: decodes alone, and the next two are 0."""
     prefill_pairs: Number
     prefill_kv_tokens: Number
+    longest_kv_tokens: Number
+    """Of a step with prefills: KV tokens of the request that reads most of them; else 0."""
+    size_factor: Number = 1.0
+    """How long the matrix products of this graph take, over what their work says."""
 
 
 def step_work(
-    run: StepRun, features: Features, graph_sizes: Sequence[int], window: int | None
+    run: StepRun,
+    features: Features,
+    graph_sizes: Sequence[int],
+    window: int | None,
+    size_factors: Mapping[int, float] = NO_FACTORS,
 ) -> StepWork:
     """The work of a run whose counts are `features`."""
+    tokens = padded(features.num_tokens, graph_sizes)
     num_new, num_table_tokens = _new_tables(run.plan) if run.plan.kinds else (0, 0)
     return StepWork(
-        padded(features.num_tokens, graph_sizes),
+        tokens,
         features.num_reqs,
         features.num_logits_rows,
         num_new,
@@ -54,6 +67,8 @@ def step_work(
         features.num_prefills or None,
         features.prefill_pairs,
         features.prefill_kv_tokens,
+        _longest_kv(run, window) if features.num_prefills else 0,
+        size_factors.get(tokens, 1.0) if graph_sizes else 1.0,
     )
 
 
@@ -71,6 +86,22 @@ def _new_tables(plan: StepPlan) -> tuple[int, int]:
         if plan.kinds.get(request_id) in (Kind.NEW, Kind.RESUMED)
     ]
     return len(tables), sum(tables)
+
+
+def _longest_kv(run: StepRun, window: int | None) -> Number:
+    plan, count = run
+    steps: Any = 0 if count == 1 else np.arange(count, dtype=np.int64)
+    longest: Any = 0
+    for start, n in zip(plan.starts, plan.num_tokens, strict=True):
+        read = start + n + n * steps
+        if window is not None:
+            read = _at_most(read, n + window - 1)
+        longest = max(longest, read) if count == 1 else np.maximum(longest, read)
+    return longest
+
+
+def _at_most(value: Any, limit: int) -> Any:
+    return min(value, limit) if isinstance(value, int) else np.minimum(value, limit)
 
 
 def _decode_kv_bound(run: StepRun, features: Features, window: int | None) -> Number:

@@ -183,7 +183,9 @@ class _Bench:
             decision_version=config.scheduler.compat,
             attention_path=executor_facts.attention_path(facts),
             measured_on=executor_facts.measured_on(facts, collect(), today),
-            graphs=executor_facts.graphs(facts, self.limits.max_num_seqs),
+            graphs=executor_facts.graphs(
+                facts, self.limits.max_num_seqs, self.limits.max_num_batched_tokens
+            ),
             designed=_joined(rounds),
             traffic=_joined(streams),
             held_out=held_out,

@@ -14,8 +14,8 @@ ENGINE = "simserve"
 """Name of the engine."""
 
 
-def graphs(facts: Mapping[str, Any], max_num_seqs: int) -> Graphs:
-    """Decodes alone are captured on a GPU, nothing else is; a profile names at least one size.
+def graphs(facts: Mapping[str, Any], max_num_seqs: int, max_num_batched_tokens: int) -> Graphs:
+    """What is captured on a GPU; elsewhere nothing is, and a profile names at least one size.
 
     Raises:
         ConfigError: torch is missing, without which the executor's sizes are not known.
@@ -23,11 +23,17 @@ def graphs(facts: Mapping[str, Any], max_num_seqs: int) -> Graphs:
     if facts["device"] != "cuda":
         return Graphs(sizes=[1], full_up_to=1, piecewise=False)
     try:
-        from simserve.executor.real.graph_keys import graph_sizes
+        from simserve.executor.real.graph_keys import graph_sizes, mixed_graph_sizes
     except ImportError as error:
         raise ConfigError(f"which graphs the executor captures is not known: {error}") from error
     sizes = graph_sizes(max_num_seqs)
-    return Graphs(sizes=sizes, full_up_to=sizes[-1], piecewise=False)
+    of_prefills = mixed_graph_sizes(max_num_batched_tokens) if _captures_prefills(facts) else None
+    return Graphs(
+        sizes=sizes,
+        full_up_to=sizes[-1],
+        piecewise=of_prefills is not None,
+        prefill_sizes=of_prefills,
+    )
 
 
 def attention_path(facts: Mapping[str, Any]) -> str:
@@ -36,7 +42,13 @@ def attention_path(facts: Mapping[str, Any]) -> str:
     path = ", ".join(f"{name} {facts[name]}" for name in names)
     if facts["device"] != "cuda":
         return f"{path}; plain torch on a CPU"
+    if _captures_prefills(facts):
+        return f"{path}; CUDA graphs of decodes and of small steps with prefills"
     return f"{path}; CUDA graphs of decodes, other steps kernel by kernel"
+
+
+def _captures_prefills(facts: Mapping[str, Any]) -> bool:
+    return bool(facts["mixed"] == "varlen")
 
 
 def measured_on(facts: Mapping[str, Any], environment: Mapping[str, Any], day: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,13 @@ from simserve.cost.regimes import REGIMES
 from simserve.cost.step_model import COEFFICIENTS, Sheet, sheet
 from simserve.errors import TraceError
 from simserve.fidelity.fit_host import engine_seconds, fit_host
+from simserve.fidelity.fit_sizes import bounded_factors, fit_size_factors
 from simserve.fidelity.fit_step import Sample, fit_steps, predict
 from simserve.fidelity.host_speed import host_scale, local_host_scale
 from simserve.fidelity.observations import Observations, observe
 from simserve.fidelity.vllm_log import StepLog
 
-__all__ = ["VLLM_GRAPHS", "LoadedLog", "fit_profile", "load_log", "step_errors_of"]
+__all__ = ["VLLM_GRAPHS", "LoadedLog", "Prices", "fit_profile", "load_log", "step_errors_of"]
 
 Floats = NDArray[np.float64]
 
@@ -41,6 +42,8 @@ _FEWEST_FOR_QUANTILES = 100
 _FEWEST_FOR_HOLDING = 500
 _LONG_LOG_STEPS = 60
 _ENOUGH_LONG_LOGS = 3
+_SIZE_ROUNDS = 2
+"""Coefficients and size factors are fitted in turn so often: more rounds change neither."""
 _REFERENCE_STEPS = 200
 """A longer log weighs as one of so many where logs of unlike length are averaged."""
 
@@ -61,6 +64,27 @@ class LoadedLog:
         """Data-sheet times of the log's model."""
         model = load_model(self.model)
         return sheet(model, load_gpu(self.gpu), model.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What steps cost, as a profile has it."""
+
+    model: str
+    """Whose `size_factors` these are."""
+    coefficients: Mapping[str, float]
+    size_factors: Mapping[int, float]
+    graphs: Graphs
+
+    @classmethod
+    def of(cls, profile: ProfileFile) -> Prices:
+        """Those of a profile."""
+        return cls(profile.model, profile.coefficients, profile.size_factors, profile.graphs)
+
+    def predict(self, log: LoadedLog, host_scale: float | Floats) -> Floats:
+        """Durations of a log's steps (s) on a host of one speed, or of one a step."""
+        factors = self.size_factors if log.model == self.model else {}
+        return predict(self.coefficients, log.sheet, log.steps, self.graphs, host_scale, factors)
 
 
 def load_log(log: StepLog, *, model: str | None = None, gpu: str | None = None) -> LoadedLog:
@@ -103,6 +127,7 @@ def fit_profile(
     measured_on: str = "not said",
     graphs: Graphs = VLLM_GRAPHS,
     known: Mapping[str, float] | None = None,
+    own_hosts: Collection[str] = (),
 ) -> ProfileFile:
     """Fit the coefficients on some logs, and see on others how good they are.
 
@@ -115,6 +140,8 @@ def fit_profile(
         measured_on: machine, software and date, in words.
         graphs: what the engine captured.
         known: coefficients of a step that were measured by themselves, on a host of scale 1.
+        own_hosts: names of logs whose host had a speed of its own, which their schedule() and
+            update() times do not tell. It is fitted, and they define no host speed and no scatter.
 
     Raises:
         TraceError: no log of `model` is there to fit on, logs are of several GPUs or engines, or a
@@ -122,9 +149,10 @@ def fit_profile(
     """
     own = [log for log in fitted if log.model == model]
     _check(fitted, held_out, own, model)
-    coefficients = _coefficients(fitted, graphs, model, known or {})
+    prices = _fit(fitted, graphs, model, known or {}, own_hosts)
+    told = [log for log in own if log.name not in own_hosts]
     unseen = [log for log in held_out if log.model == model]
-    host_residuals, hold = _host_residuals(own, coefficients)
+    host_residuals, hold = _host_residuals(told, prices.coefficients)
     engine, _, version = fitted[0].engine.rpartition("-")
     return ProfileFile(
         schema_version=1,
@@ -138,13 +166,14 @@ def fit_profile(
         host="adds",
         graphs=graphs,
         domain={feature: _range(own, feature) for feature in _DOMAIN},
-        coefficients={key: float(f"{value:.5g}") for key, value in coefficients.items()},
-        residuals=_residuals(own, coefficients, graphs),
+        coefficients=dict(prices.coefficients),
+        size_factors=dict(prices.size_factors),
+        residuals=_residuals(told, prices),
         host_residuals=host_residuals,
         host_residual_steps=hold,
-        errors=step_errors_of(unseen, coefficients, graphs),
-        fitted=[_log_file(log, coefficients) for log in fitted],
-        held_out=[_log_file(log, coefficients) for log in unseen],
+        errors=step_errors_of(unseen, prices),
+        fitted=[_log_file(log, prices.coefficients) for log in fitted],
+        held_out=[_log_file(log, prices.coefficients) for log in unseen],
     )
 
 
@@ -161,31 +190,67 @@ def _check(
         raise TraceError(f"fitted and held out at once: {', '.join(both)}")
 
 
-def _coefficients(
-    logs: Sequence[LoadedLog], graphs: Graphs, model: str, known: Mapping[str, float]
-) -> dict[str, float]:
-    """Coefficients for a host scale of 1 at the reference; `known` ones are given for that."""
+def _fit(
+    logs: Sequence[LoadedLog],
+    graphs: Graphs,
+    model: str,
+    known: Mapping[str, float],
+    own_hosts: Collection[str],
+) -> Prices:
+    """Coefficients for a host scale of 1 at the reference; `known` ones are given for that.
+
+    Coefficients and size factors are fitted in turn; each model has factors of its own.
+    """
     host, scales = fit_host([log.steps for log in logs])
-    reference = _reference_scale(logs, scales, model)
-    samples = [Sample(log.steps, log.sheet, scale) for log, scale in zip(logs, scales, strict=True)]
+    reference = _reference_scale(logs, scales, model, own_hosts)
+    samples = [
+        Sample(log.steps, log.sheet, scale, log.name not in own_hosts)
+        for log, scale in zip(logs, scales, strict=True)
+    ]
     at = {name: reference if spec.host else 1.0 for name, spec in COEFFICIENTS.items()}
     fixed = {name: value / at[name] for name, value in known.items()}
-    found = {**host, **fit_steps(samples, graphs, fixed)}
-    return {name: found[name] * factor for name, factor in at.items()}
+    of_steps, hosts = fit_steps(samples, graphs, fixed)
+    found = {**host, **of_steps}
+    factors: dict[str, dict[int, float]] = {}
+    for _ in range(_SIZE_ROUNDS):
+        samples = [
+            one._replace(host_scale=factor * one.host_scale)
+            for one, factor in zip(samples, hosts, strict=True)
+        ]
+        by_model = {
+            name: [one for one, log in zip(samples, logs, strict=True) if log.model == name]
+            for name in sorted({log.model for log in logs})
+        }
+        factors = {n: fit_size_factors(own, found, graphs) for n, own in by_model.items()}
+        sized = [
+            one._replace(size_factors=factors[log.model])
+            for one, log in zip(samples, logs, strict=True)
+        ]
+        of_steps, hosts = fit_steps(sized, graphs, fixed, near=found)
+        found = {**host, **of_steps}
+    coefficients = {name: float(f"{found[name] * factor:.5g}") for name, factor in at.items()}
+    return Prices(model, coefficients, bounded_factors(factors[model], coefficients), graphs)
 
 
-def _reference_scale(logs: Sequence[LoadedLog], scales: Sequence[Floats], model: str) -> float:
-    """The host's scale in the typical log of `model`.
+def _reference_scale(
+    logs: Sequence[LoadedLog],
+    scales: Sequence[Floats],
+    model: str,
+    own_hosts: Collection[str],
+) -> float:
+    """The mean scale of the host over the logs of `model`, without `own_hosts`.
 
-    That is the median of its long logs. A short log shows one moment of a host: such logs count,
-    by their steps, only if there are few others.
+    A short log shows one moment of a host: such logs count only if there are few long ones.
     """
-    own = [scale for log, scale in zip(logs, scales, strict=True) if log.model == model]
-    long = [scale.mean() for scale in own if len(scale) >= _LONG_LOG_STEPS]
-    if len(long) >= _ENOUGH_LONG_LOGS:
-        return float(np.median(long))
-    weights = [min(len(scale), _REFERENCE_STEPS) for scale in own]
-    return float(np.average([scale.mean() for scale in own], weights=weights))
+    own = [
+        scale
+        for log, scale in zip(logs, scales, strict=True)
+        if log.model == model and log.name not in own_hosts
+    ]
+    long = [scale for scale in own if len(scale) >= _LONG_LOG_STEPS]
+    told = long if len(long) >= _ENOUGH_LONG_LOGS else own
+    weights = [min(len(scale), _REFERENCE_STEPS) for scale in told]
+    return float(np.average([scale.mean() for scale in told], weights=weights))
 
 
 def _scale_of(log: LoadedLog, coefficients: Mapping[str, float]) -> float:
@@ -198,16 +263,13 @@ def _range(logs: Sequence[LoadedLog], feature: str) -> tuple[float, float]:
 
 
 def _by_regime(
-    logs: Sequence[LoadedLog],
-    coefficients: Mapping[str, float],
-    graphs: Graphs,
-    host_known: bool,
+    logs: Sequence[LoadedLog], prices: Prices, host_known: bool
 ) -> dict[str, tuple[Floats, Floats]]:
     """Predicted and measured durations (s) of all steps, by regime, and of all as `all`."""
     regimes, predicted, measured = [], [], []
     for log in logs:
-        scale = _scale_of(log, coefficients) if host_known else 1.0
-        predicted.append(predict(coefficients, log.sheet, log.steps, graphs, scale))
+        scale = _scale_of(log, prices.coefficients) if host_known else 1.0
+        predicted.append(prices.predict(log, scale))
         measured.append(log.steps.duration_s)
         regimes += log.steps.regimes
     if not regimes:
@@ -218,9 +280,7 @@ def _by_regime(
     return {regime: (p[mask], m[mask]) for regime, mask in masks.items() if mask.any()}
 
 
-def step_errors_of(
-    logs: Sequence[LoadedLog], coefficients: Mapping[str, float], graphs: Graphs = VLLM_GRAPHS
-) -> dict[str, dict[str, RegimeError]]:
+def step_errors_of(logs: Sequence[LoadedLog], prices: Prices) -> dict[str, dict[str, RegimeError]]:
     """Errors on all steps of some logs, `blind` and `host_known`, by regime and for `all`."""
     return {
         known: {
@@ -230,21 +290,19 @@ def step_errors_of(
                 bias=_round(predicted.sum() / measured.sum() - 1.0),
             )
             for regime, (predicted, measured) in _by_regime(
-                logs, coefficients, graphs, known == "host_known"
+                logs, prices, known == "host_known"
             ).items()
         }
         for known in ("blind", "host_known")
     }
 
 
-def _residuals(
-    logs: Sequence[LoadedLog], coefficients: Mapping[str, float], graphs: Graphs
-) -> dict[str, list[float]]:
+def _residuals(logs: Sequence[LoadedLog], prices: Prices) -> dict[str, list[float]]:
     """Quantiles of measured over predicted by regime, each step at its host's own speed."""
     ratios, regimes = [], []
     for log in logs:
-        local = local_host_scale(log.steps, engine_seconds(coefficients, log.steps))
-        predicted = predict(coefficients, log.sheet, log.steps, graphs, local)
+        local = local_host_scale(log.steps, engine_seconds(prices.coefficients, log.steps))
+        predicted = prices.predict(log, local)
         ratios.append(log.steps.duration_s / predicted)
         regimes += log.steps.regimes
     ratio, names = np.concatenate(ratios), np.array(regimes)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from simserve.cost.profile_file import Graphs
 from simserve.cost.step_model import COEFFICIENTS, PARTS, Path, Sheet, rates, step_parts
-from simserve.cost.step_work import StepWork
+from simserve.cost.step_work import NO_FACTORS, StepWork
 from simserve.errors import TraceError
 from simserve.fidelity.least_squares import fit_bounded
 from simserve.fidelity.observations import Observations, split_by_path
 
-__all__ = ["FITTED_HERE", "Sample", "fit_steps", "predict"]
+__all__ = ["FITTED_HERE", "MODEL_PARTS", "Sample", "StepFit", "fit_steps", "predict"]
 
 Floats = NDArray[np.float64]
 
@@ -26,12 +26,16 @@ FITTED_HERE = tuple(
     if not name.startswith(("schedule_", "update_", "loop_", "intake_"))
 )
 """The coefficients that are not timed by the engine itself."""
-_MODEL_PARTS = slice(PARTS.index("inputs_s"), PARTS.index("update_s"))
+MODEL_PARTS = slice(PARTS.index("inputs_s"), PARTS.index("update_s"))
 _OUTLIER = 0.04
 _REGIME_STEPS = 200
 """Steps of one model, kind and power of two of tokens weigh at most as so many."""
 _SMALLEST = 1e-4
 """Of a coefficient's first guess: what is fitted below is 0."""
+
+
+_HOST_BOUNDS = 0.1, 10.0
+"""Of the factor of a host that is not known."""
 
 
 class Sample(NamedTuple):
@@ -40,6 +44,9 @@ class Sample(NamedTuple):
     steps: Observations
     sheet: Sheet
     host_scale: Floats
+    host_known: bool = True
+    """Or else its host is faster or slower than `host_scale` by a factor that is to be found."""
+    size_factors: Mapping[int, float] = NO_FACTORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +58,29 @@ class _Group:
     rows: NDArray[np.int64]
     work: StepWork
     host_scale: Floats
+    host: NDArray[np.int64]
+    """Of each row, the place of its host's factor: 0 if it is known."""
+
+
+class StepFit(NamedTuple):
+    """What fits the steps of some samples."""
+
+    coefficients: dict[str, float]
+    """`FITTED_HERE`."""
+    host_factors: list[float]
+    """Of each sample's host; 1 if it was known."""
 
 
 def fit_steps(
-    samples: Sequence[Sample], graphs: Graphs, known: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """The coefficients `FITTED_HERE` that predict what schedule() and update() leave of a step.
+    samples: Sequence[Sample],
+    graphs: Graphs,
+    known: Mapping[str, float] | None = None,
+    near: Mapping[str, float] | None = None,
+) -> StepFit:
+    """The coefficients that predict what schedule() and update() leave of a step.
 
-    `known`: those of them that were measured by themselves, and stay as they are.
+    `known`: those of them that were measured by themselves, and stay as they are; `near`: what
+    samples much like these gave.
 
     Raises:
         TraceError: a step is shorter than its schedule() and update().
@@ -70,23 +92,37 @@ def fit_steps(
     fixed = {**dict.fromkeys(COEFFICIENTS, 0.0), **(known or {})}
     names = [name for name in FITTED_HERE if name not in (known or {})]
     specs = [COEFFICIENTS[name] for name in names]
-    start = np.array([spec.start for spec in specs])
     low = np.array([max(spec.low, _SMALLEST * spec.start) for spec in specs])
+    start = np.array([spec.start for spec in specs])
+    if near is not None:
+        start = np.maximum([near[name] for name in names], low)
     high = np.array([spec.high for spec in specs])
 
+    num_hosts = sum(not sample.host_known for sample in samples)
+    start, low, high = (
+        np.append(bounds, np.full(num_hosts, of_host))
+        for bounds, of_host in zip((start, low, high), (1.0, *_HOST_BOUNDS), strict=True)
+    )
+
     def residuals(values: Floats) -> Floats:
-        coefficients = {**fixed, **dict(zip(names, values.tolist(), strict=True))}
+        own, hosts = values[: len(names)], np.append(1.0, values[len(names) :])
+        coefficients = {**fixed, **dict(zip(names, own.tolist(), strict=True))}
         predicted = np.empty(len(measured))
         for group in groups:
             of_model = rates(coefficients, group.sheet)
-            parts = step_parts(of_model, group.work, group.path, group.host_scale)
-            predicted[group.rows] = sum(parts[_MODEL_PARTS])
+            host_scale = group.host_scale * hosts[group.host]
+            parts = step_parts(of_model, group.work, group.path, host_scale)
+            predicted[group.rows] = sum(parts[MODEL_PARTS])
         return np.asarray(np.log(predicted / measured), dtype=np.float64)
 
     found = fit_bounded(residuals, start, low, high, _weights(samples), _OUTLIER).parameters
-    at_zero = (found <= low * 1.001) & (np.array([spec.low for spec in specs]) == 0)
-    fitted = dict(zip(names, np.where(at_zero, 0.0, found).tolist(), strict=True))
-    return {name: fitted.get(name, fixed[name]) for name in FITTED_HERE}
+    own, hosts = found[: len(names)], iter(found[len(names) :].tolist())
+    at_zero = (own <= low[: len(names)] * 1.001) & (np.array([spec.low for spec in specs]) == 0)
+    fitted = dict(zip(names, np.where(at_zero, 0.0, own).tolist(), strict=True))
+    return StepFit(
+        {name: fitted.get(name, fixed[name]) for name in FITTED_HERE},
+        [1.0 if sample.host_known else next(hosts) for sample in samples],
+    )
 
 
 def predict(
@@ -95,35 +131,40 @@ def predict(
     steps: Observations,
     graphs: Graphs,
     host_scale: float | Floats,
+    size_factors: Mapping[int, float] = NO_FACTORS,
 ) -> Floats:
     """Durations of whole steps (s), shape [steps], on a host of one speed, or of one a step."""
     of_model = rates(coefficients, sheet)
     scales = np.broadcast_to(host_scale, len(steps))
     predicted = np.empty(len(steps))
-    for path, rows, work in split_by_path(steps, graphs):
+    for path, rows, work in split_by_path(steps, graphs, size_factors):
         predicted[rows] = sum(step_parts(of_model, work, path, scales[rows]))
     return predicted
 
 
 def _groups(samples: Sequence[Sample], graphs: Graphs) -> list[_Group]:
     """The steps of all samples that one formula prices, joined."""
-    pieces: dict[tuple[Any, ...], list[tuple[NDArray[np.int64], StepWork, Floats]]] = {}
-    first = 0
-    for steps, sheet, host_scale in samples:
-        for path, rows, work in split_by_path(steps, graphs):
-            key = (sheet, path, work.num_prefills is None)
-            pieces.setdefault(key, []).append((first + rows, work, host_scale[rows]))
-        first += len(steps)
+    pieces: dict[tuple[Any, ...], list[tuple[NDArray[np.int64], StepWork, Floats, int]]] = {}
+    first = num_unknown = 0
+    for sample in samples:
+        num_unknown += not sample.host_known
+        host = 0 if sample.host_known else num_unknown
+        for path, rows, work in split_by_path(sample.steps, graphs, sample.size_factors):
+            key = (sample.sheet, path, work.num_prefills is None)
+            piece = (first + rows, work, sample.host_scale[rows], host)
+            pieces.setdefault(key, []).append(piece)
+        first += len(sample.steps)
     groups = []
     for (sheet, path, _), found in pieces.items():
-        columns = (_join(column) for column in zip(*(work for _, work, _ in found), strict=True))
+        columns = (_join(column) for column in zip(*(work for _, work, *_ in found), strict=True))
         groups.append(
             _Group(
                 sheet=sheet,
                 path=path,
-                rows=np.concatenate([rows for rows, _, _ in found]),
+                rows=np.concatenate([rows for rows, *_ in found]),
                 work=StepWork(*columns),
-                host_scale=np.concatenate([scale for _, _, scale in found]),
+                host_scale=np.concatenate([scale for _, _, scale, _ in found]),
+                host=np.concatenate([np.full(len(rows), host) for rows, _, _, host in found]),
             )
         )
     return groups
@@ -137,7 +178,7 @@ def _weights(samples: Sequence[Sample]) -> Floats:
     """No kind of step outweighs the others by its mere number."""
     models = list(dict.fromkeys(sample.sheet for sample in samples))
     kinds = []
-    for steps, sheet, _ in samples:
+    for steps, sheet, *_ in samples:
         size = np.ceil(np.log2(steps.num_tokens)).astype(np.int64)
         kinds.append(models.index(sheet) + len(models) * (2 * size + (steps.num_prefills > 0)))
     _, kind, count = np.unique(np.concatenate(kinds), return_inverse=True, return_counts=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from simserve.cost.profile_file import Graphs
 from simserve.cost.regimes import regime_of_counts
 from simserve.cost.step_model import Path
-from simserve.cost.step_work import StepWork
+from simserve.cost.step_work import NO_FACTORS, StepWork
 from simserve.fidelity.vllm_log import StepLog
 
 __all__ = ["Observations", "PathSteps", "observe", "split_by_path"]
@@ -45,6 +46,8 @@ class Observations:
     prefill_tokens: Counts
     prefill_pairs: Counts
     prefill_kv_tokens: Counts
+    longest_kv_tokens: Counts
+    """Of the request that reads most KV tokens, in steps with prefills; else 0."""
     num_new: Counts
     """Requests that came with a new block table, and the tokens of those tables."""
     num_table_tokens: Counts
@@ -105,6 +108,7 @@ def observe(log: StepLog) -> Observations:
         prefill_tokens=total(prefill * n),
         prefill_pairs=total(prefill * (n * start + n * (n + 1) // 2)),
         prefill_kv_tokens=total(prefill * (start + n)),
+        longest_kv_tokens=over_steps(np.maximum, start + n) * (total(prefill) > 0),
         num_new=total(new),
         num_table_tokens=total(new * (start + n)),
     )
@@ -149,14 +153,15 @@ class PathSteps(NamedTuple):
     work: StepWork
 
 
-def split_by_path(steps: Observations, graphs: Graphs) -> list[PathSteps]:
+def split_by_path(
+    steps: Observations, graphs: Graphs, size_factors: Mapping[int, float] = NO_FACTORS
+) -> list[PathSteps]:
     """The steps by kernel path and whether they hold prefills."""
-    sizes = np.array(graphs.sizes)
-    at = np.searchsorted(sizes, steps.num_tokens)
     mixed = steps.num_prefills > 0
-    fits = (at < len(sizes)) & (graphs.piecewise | ~mixed)
-    tokens = np.where(fits, sizes[np.minimum(at, len(sizes) - 1)], steps.num_tokens)
-    path = np.where(fits, Path.PIECEWISE, Path.EAGER)
+    padded = _padded(steps.num_tokens, graphs.sizes)
+    padded = np.where(mixed, _padded(steps.num_tokens, graphs.of_prefills), padded)
+    tokens = np.where(padded > 0, padded, steps.num_tokens)
+    path = np.where(padded > 0, Path.PIECEWISE, Path.EAGER)
     path[~mixed & (tokens <= graphs.full_up_to)] = Path.FULL
     groups = []
     for one in Path:
@@ -164,8 +169,16 @@ def split_by_path(steps: Observations, graphs: Graphs) -> list[PathSteps]:
             rows = np.flatnonzero((path == one) & (mixed == with_prefills))
             if len(rows):
                 work = _work(steps.take(rows), tokens[rows], with_prefills)
+                if one is not Path.EAGER and size_factors:
+                    factors = [size_factors.get(size, 1.0) for size in tokens[rows].tolist()]
+                    work = work._replace(size_factor=np.array(factors))
                 groups.append(PathSteps(one, rows, work))
     return groups
+
+
+def _padded(num_tokens: Counts, sizes: list[int]) -> Counts:
+    """The smallest size that holds so many tokens; 0: none does."""
+    return np.array([*sizes, 0])[np.searchsorted(sizes, num_tokens)]
 
 
 def _work(steps: Observations, padded_tokens: Counts, with_prefills: bool) -> StepWork:
@@ -181,4 +194,6 @@ def _work(steps: Observations, padded_tokens: Counts, with_prefills: bool) -> St
         num_prefills=steps.num_prefills if with_prefills else None,
         prefill_pairs=steps.prefill_pairs,
         prefill_kv_tokens=steps.prefill_kv_tokens,
+        longest_kv_tokens=steps.longest_kv_tokens,
+        size_factor=np.ones(len(steps)),
     )

@@ -91,7 +91,9 @@ def fit_runs(
     paths = sorted({executor_facts.attention_path(run.facts) for run in fitted})
     if len(paths) > 1:
         raise TraceError(f"a profile is of one attention path, the runs are of {'; '.join(paths)}")
-    most = max(run.loaded.config.scheduler.max_num_seqs or 1 for run in fitted)
+    schedulers = [run.loaded.config.scheduler for run in fitted]
+    most_seqs = max(one.max_num_seqs or 1 for one in schedulers)
+    most_tokens = max(one.max_num_batched_tokens or 1 for one in schedulers)
     profile = fit_profile(
         fitted,
         held_out,
@@ -99,7 +101,7 @@ def fit_runs(
         model=model,
         attention_path=paths[0],
         measured_on="; ".join(sorted({run.measured_on for run in fitted})),
-        graphs=executor_facts.graphs(fitted[0].facts, most),
+        graphs=executor_facts.graphs(fitted[0].facts, most_seqs, most_tokens),
         known=own_inputs(*(run.measured for run in fitted)),
     )
     rules = sorted({run.loaded.config.scheduler.compat for run in fitted})

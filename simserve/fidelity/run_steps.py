@@ -142,22 +142,27 @@ class _Sums:
         if self._window is not None:
             context = np.minimum(context, self._window)
             read = np.minimum(read, n + self._window - 1)
-        num_decodes = self._total(decode)
-        longest = np.zeros(self._num_steps, dtype=np.int64)
-        np.maximum.at(longest, self._rows.step, decode * context)
+        num_decodes, num_prefills = self._total(decode), self._total(prefill)
+        longest = self._largest(np.where(n == 1, context, read))
         return {
             "num_tokens": self._total(n),
             "num_reqs": self._total(np.ones_like(n)),
             "num_decodes": num_decodes,
             "decode_kv_tokens": self._total(decode * context),
-            "decode_kv_bound": np.maximum(num_decodes * longest, 1),
-            "num_prefills": self._total(prefill),
+            "decode_kv_bound": np.maximum(num_decodes * self._largest(decode * context), 1),
+            "num_prefills": num_prefills,
             "prefill_tokens": self._total(prefill * n),
             "prefill_pairs": self._total(prefill * query_key_pairs(start, n, self._window)),
             "prefill_kv_tokens": self._total(prefill * read),
+            "longest_kv_tokens": longest * (num_prefills > 0),
             "num_new": self._total(new),
             "num_table_tokens": self._total(new * (start + n)),
         }
+
+    def _largest(self, values: Counts) -> Counts:
+        found = np.zeros(self._num_steps, dtype=np.int64)
+        np.maximum.at(found, self._rows.step, values)
+        return found
 
     def _total(self, values: Counts) -> Counts:
         found = np.zeros(self._num_steps, dtype=np.int64)

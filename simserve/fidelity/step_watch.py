@@ -110,6 +110,7 @@ class StepWatch:
             "prefill_tokens": counts.prefill_tokens,
             "prefill_pairs": int(counts.prefill_pairs),
             "prefill_kv_tokens": int(counts.prefill_kv_tokens),
+            "longest_kv_tokens": int(work.longest_kv_tokens),
             "num_new": work.num_new,
             "num_table_tokens": work.num_table_tokens,
             "host_s": seconds["prepare_s"] + seconds["sample_s"] + seconds["sync_s"],

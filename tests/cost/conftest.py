@@ -61,6 +61,8 @@ def profile_json() -> dict[str, Any]:
         "cached_tokens": 1000.0,
         "kv_bandwidth": 0.9,
         "mixed_kv_bandwidth": 0.6,
+        "context_layer_s": 0.0,
+        "context_blend": 0.5,
         "kv_imbalance": 0.3,
         "decode_tokens": 250.0,
         "prefill_flops": 0.6,

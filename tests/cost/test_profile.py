@@ -66,7 +66,7 @@ def test_parts_of_a_decode_step_by_hand(
             "schedule_s": 1e-4 + 3e-5,
             "inputs_s": 1e-3 + 6e-5,
             "linear_s": blend(weights, products, 0.2),
-            "attention_decode_s": kv * (600 * surcharge + 3 * 250),
+            "attention_decode_s": kv * (600 * surcharge + 4 * 250),
             "attention_prefill_s": 0.0,
             "lm_head_s": head + 3 * row,
             "gaps_s": 32 * 3e-5,
@@ -111,6 +111,30 @@ def test_steps_pad_to_graph_sizes(
     assert linear[0] == linear[1] == linear[2] < linear[3]
     eager = [parts(model, step((0, n)))["linear_s"] for n in (513, 514)]
     assert eager[0] < eager[1]
+
+
+def test_sizes_with_poor_kernels_take_longer_for_the_models_that_were_measured(
+    load: Callable[..., ProfileCost], step: Callable[..., StepRun]
+) -> None:
+    """A graph of 16 tokens, and one of 512."""
+    plain, sized = load(), load(size_factors={16: 1.5, 512: 0.9})
+    for run, factor in (
+        (step(*[(9, 1)] * 9), 1.5),
+        (step((0, 16)), 1.5),
+        (step(*[(9, 1)] * 17), 1.0),
+        (step((0, 505)), 0.9),
+        (step((0, 512)), 0.9),
+        (step((0, 513)), 1.0),
+    ):
+        expected, found = parts(plain, run), parts(sized, run)
+        assert found["linear_s"] == pytest.approx(factor * expected["linear_s"])
+        for name in ("attention_decode_s", "lm_head_s", "gaps_s", "inputs_s"):
+            assert found[name] == expected[name]
+    other = {"model": "qwen3-8b"}
+    run = step(*[(9, 1)] * 9)
+    assert seconds(load(size_factors={16: 1.5}, options=other), run) == seconds(
+        load(options=other), run
+    )
 
 
 def test_a_new_block_table_costs_its_request_and_its_tokens(
@@ -271,6 +295,8 @@ def coefficient(**values: Any) -> Change:
         (coefficient(launch_blend=2.1), "'launch_blend' is 2.1, not from 0 to 2"),
         (coefficient(inputs_step_s=float("nan")), r"coefficients\.inputs_step_s: .*finite"),
         (lambda c: c["coefficients"].pop("kv_bandwidth"), "coefficients lack kv_bandwidth"),
+        (lambda c: c.update(size_factors={"16": 0.79}), "of 16 tokens is 0.79, not from 0.8"),
+        (lambda c: c.update(size_factors={"17": 1.0}), "17 tokens: no graph is of this size"),
         (lambda c: c["domain"].update(tokens=[0, 1]), "count 'tokens' is not known"),
         (lambda c: c["domain"].update(num_reqs=[2, 1]), "domain of 'num_reqs' is empty: 2"),
         (lambda c: c["residuals"].update(decode=[1, 1]), "regime 'decode' is not known"),

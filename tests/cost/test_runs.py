@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simserve.cost.profile import ProfileCost
+from simserve.cost.step_work import padded
 from simserve.protocols import CostModel
 from simserve.types import StepRun
 from tests.cost.columns import column
@@ -72,6 +74,15 @@ def test_parts_add_up_and_time_passes(
     assert result.durations_s[0] > 0
 
 
+def have_graphs_alike(model: CostModel, *steps: list[tuple[int, int]]) -> bool:
+    """Whether steps run on graphs of one size, or sizes make no difference of their own."""
+    if not isinstance(model, ProfileCost) or not model.profile.size_factors:
+        return True
+    sizes = model.profile.graphs.sizes
+    tokens = [sum(n for _, n in requests) for requests in steps]
+    return len({padded(n, sizes) if n <= sizes[-1] else None for n in tokens}) == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(requests=REQUESTS, data=st.data())
 @settings(max_examples=40)
@@ -89,10 +100,13 @@ def test_more_tokens_context_or_requests_never_cost_less(
     tolerance = 1 + 1e-12
     longer = [*requests[:i], (start + more, n), *requests[i + 1 :]]
     assert price(model, step(*longer)) * tolerance >= base
-    assert price(model, step(*requests, (start, 1))) * tolerance >= base
+    if have_graphs_alike(model, requests, [*requests, (start, 1)]):
+        assert price(model, step(*requests, (start, 1))) * tolerance >= base
     # One token and several take different kernels, so only prefills are compared with each other.
     if n > 1:
         wider = [*requests[:i], (start, n + more), *requests[i + 1 :]]
+        if not have_graphs_alike(model, requests, wider):
+            return
         assert price(model, step(*wider)) * tolerance >= base
 
 

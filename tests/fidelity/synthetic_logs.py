@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.cost.step_work import NO_FACTORS
 from simserve.fidelity.fit import VLLM_GRAPHS, LoadedLog
 from simserve.fidelity.fit_host import engine_seconds
 from simserve.fidelity.fit_step import predict
@@ -24,6 +25,7 @@ def synthetic_log(
     num_steps: int = 300,
     host_scale: float = 1.0,
     seed: int = 0,
+    size_factors: Mapping[int, float] = NO_FACTORS,
 ) -> LoadedLog:
     """A log of steps of all regimes that take exactly what the coefficients say."""
     rng = np.random.default_rng([seed, num_steps])
@@ -36,7 +38,7 @@ def synthetic_log(
     gap_s = c["loop_step_s"] + c["loop_request_s"] * steps.num_reqs + intake_s
     steps = replace(
         steps,
-        duration_s=predict(c, sheet, steps, VLLM_GRAPHS, host_scale),
+        duration_s=predict(c, sheet, steps, VLLM_GRAPHS, host_scale, size_factors),
         schedule_s=host_scale * (engine_seconds(c, steps) - update_s),
         update_s=host_scale * update_s,
         gap_s=host_scale * gap_s,
@@ -56,6 +58,7 @@ def _steps(rng: np.random.Generator, num_steps: int) -> Observations:
         "prefill_tokens",
         "prefill_pairs",
         "prefill_kv_tokens",
+        "longest_kv_tokens",
         "num_new",
         "num_table_tokens",
         "gap_requests",
@@ -93,6 +96,7 @@ def _step(rng: np.random.Generator, with_decodes: bool, with_prefills: bool) -> 
         int(n.sum()),
         int((n * start + n * (n + 1) // 2).sum()),
         int((n + start).sum()),
+        max(longest, int((n + start).max())) if with_prefills else 0,
         int(new.sum()),
         int(((n + start) * new).sum()),
         taken_in,

@@ -24,12 +24,15 @@ from simserve.fidelity import calibrate, executor_facts
 from simserve.fidelity.calibration import (
     Calibration,
     fit_calibration,
+    predicted_s,
     read_calibration,
     write_calibration,
 )
 from simserve.fidelity.calibration_design import Limits, design, traffic
 from simserve.fidelity.calibration_points import regimes
-from simserve.fidelity.step_watch import StepWatch
+from simserve.fidelity.fit_host import engine_seconds
+from simserve.fidelity.fit_step import predict
+from simserve.fidelity.step_watch import MeasuredSteps, StepWatch
 from simserve.report.calibration_plot import draw_calibration
 from simserve.types import StepPlan, StepResult, StepRun, TraceRequest
 
@@ -71,7 +74,9 @@ def known_profile() -> ProfileFile:
         for (name, value), factor in zip(real.coefficients.items(), factors, strict=True)
     }
     coefficients |= dict.fromkeys(NOT_SEEN, 0.0)
-    return real.model_copy(update={"coefficients": coefficients, "graphs": GRAPHS})
+    coefficients |= {"context_layer_s": 2e-8, "context_blend": 0.5}
+    own = {"coefficients": coefficients, "graphs": GRAPHS, "size_factors": {}}
+    return real.model_copy(update=own)
 
 
 class KnownExecutor:
@@ -135,7 +140,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfileFile, Calibr
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrate, "open_machine", lambda loaded: FakeMachine())
         patch.setattr(calibrate, "build", build_known)
-        patch.setattr(executor_facts, "graphs", lambda facts, max_num_seqs: GRAPHS)
+        patch.setattr(executor_facts, "graphs", lambda facts, *most: GRAPHS)
         source = {
             "model": "llama-3.1-8b",
             "executor": {"kind": "real"},
@@ -153,6 +158,23 @@ def test_known_coefficients_come_back(known: tuple[ProfileFile, Calibration]) ->
         if abs(found.coefficients[name] - value) > 0.01 * value
     }
     assert not off
+    assert not found.size_factors
+
+
+def test_a_warm_host_of_designed_steps_is_told_apart(
+    known: tuple[ProfileFile, Calibration],
+) -> None:
+    """They repeat what the host has just done; traffic does not."""
+    profile, calibration = known
+    true, designed = profile.coefficients, calibration.designed
+    whole_s = predict(true, calibration.sheet, designed.steps, GRAPHS, 0.5)
+    steps = replace(designed.steps, duration_s=whole_s - 0.5 * engine_seconds(true, designed.steps))
+    warm = replace(calibration, designed=MeasuredSteps(steps, 0.5 * designed.host_s))
+    found = fit_calibration(warm, "mine")
+    for name in ("launch_eager_layer_s", "inputs_step_s", "linear_flops", "kv_bandwidth"):
+        assert found.coefficients[name] == pytest.approx(true[name], rel=0.02)
+    steps_again, prices = predicted_s(warm, found, "designed")
+    assert prices == pytest.approx(steps_again.steps.duration_s, rel=0.05)
 
 
 def test_a_profile_says_what_it_was_measured_on(known: tuple[ProfileFile, Calibration]) -> None:
@@ -188,6 +210,15 @@ def test_the_picture_holds_every_step(known: tuple[ProfileFile, Calibration]) ->
     assert sum(len(one.measured_s) for one in found) == sum(map(len, groups))
     assert max(float(np.abs(one.error).max()) for one in found) < 0.01
     assert draw_calibration(found, "title").startswith(b"\x89PNG")
+
+
+def test_the_profile_that_ships_is_what_its_steps_give() -> None:
+    name = "h200-llama-3.1-8b-simserve"
+    steps = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.steps.json.gz"
+    found, shipped = fit_calibration(read_calibration(steps), name), load_profile(name)
+    assert found.coefficients == pytest.approx(shipped.coefficients, rel=1e-3, abs=1e-9)
+    assert found.size_factors == pytest.approx(shipped.size_factors, abs=0.002)
+    assert shipped.errors["blind"]["all"].mape < 0.04
 
 
 def test_the_design_covers_all_regimes_and_paddings() -> None:

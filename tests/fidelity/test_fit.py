@@ -13,14 +13,16 @@ from simserve.cli.main import app
 from simserve.cost.profile_file import ProfileFile, load_profile
 from simserve.cost.step_model import COEFFICIENTS
 from simserve.errors import TraceError
-from simserve.fidelity.fit import LoadedLog, fit_profile, load_log, step_errors_of
+from simserve.fidelity.fit import LoadedLog, Prices, fit_profile, load_log, step_errors_of
 from simserve.fidelity.least_squares import fit_bounded, fit_non_negative
 from simserve.fidelity.vllm_log import read_vllm_log
 from tests.fidelity.synthetic_logs import synthetic_log
 
 Floats = NDArray[np.float64]
 LOGS = Path(__file__).parents[1] / "data" / "vllm_logs"
-TRUE = load_profile("h200-llama-3.1-8b-vllm").coefficients
+WAITS = {"context_layer_s": 2e-8, "context_blend": 0.5}
+"""The engine of the profile splits contexts; this is one that does not."""
+TRUE = {**load_profile("h200-llama-3.1-8b-vllm").coefficients, **WAITS}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,21 @@ def test_known_coefficients_are_recovered(profile: ProfileFile, name: str) -> No
     """So a fit that drops what a coefficient stands for fails."""
     assert TRUE[name] > 0
     assert profile.coefficients[name] == pytest.approx(TRUE[name], rel=0.01)
+
+
+def test_sizes_with_poor_kernels_are_found(logs: list[LoadedLog]) -> None:
+    """Each model has its own; those of the profile's model are written, and move nothing else."""
+    true = {208: 0.9, 256: 1.3, 512: 1.2}
+    sized = [
+        synthetic_log(TRUE, name=str(seed), num_steps=3000, seed=seed, size_factors=true)
+        for seed in (7, 8)
+    ]
+    found = fit_profile([*sized, *logs[2:]], [], name="x", model="llama-3.1-8b")
+    assert found.size_factors == pytest.approx(true, rel=0.04)
+    for name in ("linear_flops", "linear_bandwidth", "kv_bandwidth", "prefill_flops"):
+        assert found.coefficients[name] == pytest.approx(TRUE[name], rel=0.02)
+    unlike = fit_profile([*sized, *logs[2:]], [], name="x", model="llama-3.2-1b")
+    assert not unlike.size_factors
 
 
 def test_outliers_do_not_move_it(logs: list[LoadedLog]) -> None:
@@ -164,7 +181,7 @@ def test_the_profile_that_ships_prices_logs_that_it_never_saw() -> None:
     names = ("multiturn_prefix", "pressure", "warm")
     logs = [load_log(read_vllm_log(LOGS / f"{name}.json.gz")) for name in names]
     assert {log.sha256 for log in logs}.isdisjoint(log.sha256 for log in profile.fitted)
-    for error in (errors["all"] for errors in step_errors_of(logs, profile.coefficients).values()):
+    for error in (errors["all"] for errors in step_errors_of(logs, Prices.of(profile)).values()):
         assert error.num_steps > 4000
         assert error.mape < 0.055
         assert abs(error.bias) < 0.025

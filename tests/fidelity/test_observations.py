@@ -19,19 +19,22 @@ from simserve.types import StepRun
 def test_columns_count_what_plans_count(warm: StepLog) -> None:
     """The fit and a simulation see the same work in the same steps."""
     steps, sizes = observe(warm), VLLM_GRAPHS.sizes
-    groups = split_by_path(steps, VLLM_GRAPHS)
+    factors = {2: 1.5, 512: 0.9}
+    groups = split_by_path(steps, VLLM_GRAPHS, factors)
     assert sorted(np.concatenate([group.rows for group in groups])) == list(range(len(steps)))
     plans = list(log_plans(warm))
     for path, rows, work in groups:
         for place, row in enumerate(rows.tolist()):
             run = StepRun(plans[row])
             features = extract(run)
-            for name, value in step_work(run, features, sizes, None)._asdict().items():
+            for name, value in step_work(run, features, sizes, None, factors)._asdict().items():
                 column = getattr(work, name)
                 assert value == (column if column is None else column[place]), name
             tokens, alone = features.num_tokens, features.num_prefills == 0
             expected = KernelPath.PIECEWISE if tokens <= 512 else KernelPath.EAGER
             assert path == (KernelPath.FULL if alone and tokens <= 256 else expected)
+    met = {one for group in groups for one in group.work.size_factor.tolist()}
+    assert met == {1.0, *factors.values()}
 
 
 def test_gaps_between_steps_and_who_came_in_them(tiny: StepLog) -> None:
