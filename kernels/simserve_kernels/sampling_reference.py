@@ -1,0 +1,120 @@
+"""Sampling in plain torch: what the kernels must agree with, on any device and in any precision.
+
+The order is that of vLLM: temperature, min-p, top-k, top-p, draw. `logits` are those after masks
+and penalties (`sampling_logits`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from simserve_kernels.sampling_settings import SamplingColumns
+from simserve_kernels.sampling_values import GREEDY_BELOW, LARGEST_LOGIT
+
+__all__ = ["argmax", "draw", "kept_tokens", "kept_weights", "sample", "uniforms"]
+
+_WORD = 0xFFFFFFFF
+
+
+def sample(
+    logits: torch.Tensor, columns: SamplingColumns, *, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Return the tokens, int64 `[R]`, of logits `[R, V]`, computed in `dtype`.
+
+    Batches that are all greedy end after the argmax, batches that are all random do without it, and
+    mixed ones compute both and select.
+    """
+    if columns.path == "greedy":
+        return argmax(logits)
+    drawn = draw(logits, columns, kept_tokens(logits, columns, dtype=dtype))
+    if columns.path == "random":
+        return drawn
+    return torch.where(columns.temperature < GREEDY_BELOW, argmax(logits), drawn)
+
+
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """Return the first of the largest logits; NaN counts as −∞."""
+    x = _numbers(logits, torch.float64)
+    largest = x.amax(-1, keepdim=True)
+    return (x == largest).int().argmax(-1)
+
+
+def kept_tokens(
+    logits: torch.Tensor, columns: SamplingColumns, *, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Return which tokens are left to draw from, bool `[R, V]`.
+
+    All tokens as likely as the k-th stay. Of tokens that are as likely as the last that top-p
+    needs, the first ones stay. A token of probability 0 never does, in a row that has another.
+    """
+    x = _numbers(logits, dtype) / _temperature(columns, dtype)
+    x = x - x.amax(-1, keepdim=True)
+    nothing = torch.full_like(x, -torch.inf)
+    if columns.min_p is not None:
+        least = columns.min_p.to(dtype).unsqueeze(1)
+        x = torch.where(x.exp() < least, nothing, x)
+    if columns.top_k is not None:
+        k = columns.top_k.long().unsqueeze(1)
+        on = (k >= 1) & (k < x.shape[1])
+        place = torch.where(on, k - 1, 0)
+        last = x.sort(descending=True, dim=-1).values.gather(1, place)
+        x = torch.where(on & (x < last), nothing, x)
+    kept = x > -torch.inf
+    if columns.top_p is not None:
+        weights, order = x.exp().sort(descending=True, stable=True, dim=-1)
+        p = columns.top_p.to(dtype).unsqueeze(1)
+        before = weights.cumsum(-1) - weights
+        needed = (before < p * weights.sum(-1, keepdim=True)) | (p >= 1)
+        needed[:, 0] = True
+        kept &= torch.zeros_like(kept).scatter(1, order, needed)
+    return kept
+
+
+def draw(logits: torch.Tensor, columns: SamplingColumns, kept: torch.Tensor) -> torch.Tensor:
+    """Draw a token of each row of `kept`: the first whose running sum of weights exceeds u · sum.
+
+    A row that has nothing above −∞ gives token 0.
+    """
+    weights = kept_weights(logits, columns, kept)
+    running = weights.cumsum(-1)
+    u = torch.tensor(uniforms(columns.seeds.tolist(), columns.steps.tolist()), dtype=torch.float64)
+    place = u.to(logits.device).unsqueeze(1) * running[:, -1:]
+    return (running <= place).sum(-1).where(running[:, -1] > 0, 0)
+
+
+def kept_weights(
+    logits: torch.Tensor, columns: SamplingColumns, kept: torch.Tensor
+) -> torch.Tensor:
+    """Return e^((x − largest) / t) of the kept tokens, 0 of all others, float64 `[R, V]`."""
+    x = _numbers(logits, torch.float64)
+    largest = x.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    weights = ((x - largest) / _temperature(columns, torch.float64)).exp()
+    return weights.where(kept, 0.0)
+
+
+def uniforms(seeds: list[int], steps: list[int]) -> list[float]:
+    """Return u in [0, 1) of each (seed, step): the first 64 bits of Philox-4×32-10.
+
+    (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.)
+    """
+    return [_philox(seed, step) / 2.0**64 for seed, step in zip(seeds, steps, strict=True)]
+
+
+def _philox(seed: int, step: int) -> int:
+    c0, c1, c2, c3 = step & _WORD, step >> 32 & _WORD, 0, 0
+    k0, k1 = seed & _WORD, seed >> 32 & _WORD
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = b >> 32 ^ c1 ^ k0, b & _WORD, a >> 32 ^ c3 ^ k1, a & _WORD
+        k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD
+    return c0 << 32 | c1
+
+
+def _numbers(logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    x = logits.to(dtype).clamp(max=LARGEST_LOGIT)
+    return x.where(x > -LARGEST_LOGIT, -torch.inf)
+
+
+def _temperature(columns: SamplingColumns, dtype: torch.dtype) -> torch.Tensor:
+    """`[R, 1]`, never 0: nobody uses what a greedy row would draw."""
+    return columns.temperature.to(dtype).clamp(min=GREEDY_BELOW).unsqueeze(1)

@@ -1,0 +1,132 @@
+"""How each request wants its tokens drawn, and the settings of a batch as columns of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from simserve_kernels.checks import check_dtype, check_shape
+from simserve_kernels.sampling_values import GREEDY_BELOW
+
+__all__ = ["LEAST_TEMPERATURE", "SamplingColumns", "SamplingParams", "SamplingPath"]
+
+SamplingPath = Literal["greedy", "random", "mixed"]
+"""All rows take the likeliest token; all are drawn; some of each."""
+
+LEAST_TEMPERATURE = 0.01
+"""What a temperature above 0 and below it is raised to, as vLLM's front end does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """What one request asks for; the defaults draw from the whole distribution.
+
+    Raises:
+        ValueError: a number that means nothing.
+    """
+
+    seed: int
+    """Of the request's random numbers: the same seed draws the same tokens from the same logits,
+    whatever else is in the batch."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the likeliest token."""
+    top_k: int = 0
+    """Draw among the k likeliest, and those as likely as the last of them; 0 and −1: all."""
+    top_p: float = 1.0
+    """Draw among the fewest tokens that together have this probability; 1: all."""
+    min_p: float = 0.0
+    """Draw among tokens that have this share of the likeliest one's probability; 0: all."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature is {self.temperature}: it must be a number, at least 0")
+        if self.top_k < -1:
+            raise ValueError(f"top_k is {self.top_k}: it must be at least 1, or 0 for all tokens")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}: it must be above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}: it must be from 0 to 1")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}: it must fit into 64 bits")
+
+    @property
+    def effective_temperature(self) -> float:
+        """The temperature that logits are divided by; 0 takes the likeliest token."""
+        return max(self.temperature, LEAST_TEMPERATURE) if self.temperature else 0.0
+
+
+class SamplingColumns(NamedTuple):
+    """The settings of R requests. A column that is None is off for all of them.
+
+    Values live on the device and are not checked there: temperatures are finite and not negative,
+    top_p and min_p from 0 to 1. Rows of `top_k` that are not in 1 … vocabulary − 1, of `top_p` that
+    are 1 or of `min_p` that are 0 filter nothing.
+    """
+
+    path: SamplingPath
+    """What the temperatures are: below 1e-5 is greedy."""
+    temperature: torch.Tensor
+    """float32 `[R]`."""
+    seeds: torch.Tensor
+    """int64 `[R]`."""
+    steps: torch.Tensor
+    """int64 `[R]`: which draw of its request this is. Each takes random numbers of its own."""
+    top_k: torch.Tensor | None = None
+    """int32 `[R]`."""
+    top_p: torch.Tensor | None = None
+    """float32 `[R]`."""
+    min_p: torch.Tensor | None = None
+    """float32 `[R]`."""
+
+    @classmethod
+    def of(
+        cls, params: Sequence[SamplingParams], steps: Sequence[int], device: str | torch.device
+    ) -> SamplingColumns:
+        """Build the columns of requests; one that no request uses is None."""
+        temperatures = [one.effective_temperature for one in params]
+        greedy = [temperature < GREEDY_BELOW for temperature in temperatures]
+        path: SamplingPath = "greedy" if all(greedy) else "mixed" if any(greedy) else "random"
+        top_k = [max(0, one.top_k) for one in params]
+        top_p = [one.top_p for one in params]
+        min_p = [one.min_p for one in params]
+
+        def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        return cls(
+            path=path,
+            temperature=column(temperatures, torch.float32),
+            seeds=column([one.seed for one in params], torch.int64),
+            steps=column(steps, torch.int64),
+            top_k=column(top_k, torch.int32) if any(top_k) else None,
+            top_p=column(top_p, torch.float32) if min(top_p, default=1) < 1 else None,
+            min_p=column(min_p, torch.float32) if any(min_p) else None,
+        )
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        """The columns by name."""
+        named: dict[str, torch.Tensor | None] = self._asdict()
+        del named["path"]
+        return named
+
+    def check(self, num_rows: int) -> None:
+        """Refuse columns that do not fit `num_rows` rows of logits.
+
+        Raises:
+            TypeError: a column of another dtype.
+            ValueError: a column of another length, or one that is strided.
+        """
+        floats = {"temperature", "top_p", "min_p"}
+        for name, column in self.tensors.items():
+            if column is None:
+                continue
+            integer = torch.int32 if name == "top_k" else torch.int64
+            check_dtype(name, column, (torch.float32 if name in floats else integer,))
+            check_shape(name, column, (num_rows,))
+            if not column.is_contiguous():
+                raise ValueError(f"{name} is strided: a column must be contiguous")

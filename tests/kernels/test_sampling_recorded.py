@@ -1,0 +1,153 @@
+"""The sampler agrees with what was recorded from vLLM v0.11.0: masks, penalties, mixed batches."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from simserve_kernels import sampling_reference as reference  # noqa: E402
+from simserve_kernels.sampling import SamplingPlan, sample  # noqa: E402
+from simserve_kernels.sampling_logits import LogitRules, apply_rules  # noqa: E402
+from simserve_kernels.sampling_logprobs import logprobs_of  # noqa: E402
+from simserve_kernels.sampling_settings import SamplingColumns, SamplingPath  # noqa: E402
+
+FILE = Path(__file__).parents[1] / "data" / "golden_functions.json.gz"
+SMALL = SamplingPlan(chunk=16, tile=32, run=1, capacity=32, scan=32)
+RECORDED = json.loads(gzip.decompress(FILE.read_bytes()))
+
+
+def columns_of(case: dict[str, Any], path: SamplingPath, device: str) -> SamplingColumns:
+    def column(name: str, dtype: Any) -> Any:
+        values = case.get(name)
+        return None if values is None else torch.tensor(values, dtype=dtype, device=device)
+
+    rows = len(case["logits"])
+    return SamplingColumns(
+        path=path,
+        temperature=column("temperature", torch.float32),
+        seeds=torch.arange(rows, device=device),
+        steps=torch.zeros(rows, dtype=torch.int64, device=device),
+        top_k=column("top_k", torch.int32),
+        top_p=column("top_p", torch.float32),
+        min_p=column("min_p", torch.float32),
+    )
+
+
+def kept_logits(logits: Any, kept: Any) -> list[list[float]]:
+    """Of each row, sorted: which of equal logits stays at a cut is not recorded."""
+    pairs = zip(logits.tolist(), kept.tolist(), strict=True)
+    return [sorted(x for x, stays in zip(*pair, strict=True) if stays) for pair in pairs]
+
+
+def recorded_logits(case: dict[str, Any]) -> list[list[float]]:
+    rows = torch.tensor(case["logits"]).tolist()
+    return [sorted(row[i] for i in ids) for row, ids in zip(rows, case["kept"], strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_reference_keeps_the_recorded_logits(dtype: torch.dtype) -> None:
+    cases = RECORDED["sampler_masks"]["cases"]
+    assert len(cases) == 60
+    for case in cases:
+        logits = torch.tensor(case["logits"])
+        kept = reference.kept_tokens(logits, columns_of(case, "random", "cpu"), dtype=dtype)
+        assert kept_logits(logits, kept) == recorded_logits(case), case
+
+
+def test_kernels_keep_the_recorded_logits(device: str) -> None:
+    for case in RECORDED["sampler_masks"]["cases"][:: 1 if device == "cuda" else 7]:
+        logits = torch.tensor(case["logits"], device=device)
+        out = sample(logits, columns_of(case, "random", device), plan=SMALL)
+        token = torch.arange(logits.shape[1], device=device)
+        cut, last = out.cuts[:, None], out.last_ties[:, None]
+        kept = (logits > cut) | ((logits == cut) & (token <= last))
+        assert kept_logits(logits, kept) == recorded_logits(case), case
+        assert kept.gather(1, out.tokens[:, None]).all()
+
+
+def rules_of(case: dict[str, Any], row: int) -> LogitRules:
+    names = {
+        "presence_penalty": "presence",
+        "frequency_penalty": "frequency",
+        "repetition_penalty": "repetition",
+        "min_tokens": "min_tokens",
+        "stop_token_ids": "stop_token_ids",
+        "bad_words": "bad_words",
+        "allowed_token_ids": "allowed",
+        "logit_bias": "logit_bias",
+    }
+    given: dict[str, Any] = {ours: case[name][row] for ours, name in names.items() if name in case}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"] or ())
+    return LogitRules(**given)
+
+
+def test_penalties_and_masks_are_those_recorded() -> None:
+    cases = RECORDED["sampler_greedy"]["cases"]
+    assert len(cases) == 60
+    for case in cases:
+        rules = [rules_of(case, row) for row in range(len(case["logits"]))]
+        logits = torch.tensor(case["logits"])
+        out = apply_rules(logits, rules, case["prompt"], case["out"])
+        recorded = [[-torch.inf if x is None else x for x in row] for row in case["processed"]]
+        torch.testing.assert_close(out, torch.tensor(recorded), rtol=0, atol=1e-4)
+        chosen = out.gather(1, reference.argmax(out)[:, None])[:, 0]
+        token = torch.tensor(case["token"])
+        torch.testing.assert_close(chosen, out.gather(1, token[:, None])[:, 0])
+
+
+def test_allowed_tokens_and_bias_come_first() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    rules = LogitRules(allowed_token_ids=[0, 2], logit_bias={0: 4.0}, presence_penalty=1.5)
+    out = apply_rules(logits, [rules], [[]], [[0]])
+    assert out.tolist() == [[3.5, -torch.inf, 3.0, -torch.inf]]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"presence_penalty": 2.5}, "presence_penalty is 2.5"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"min_tokens": -1}, "min_tokens is -1"),
+    ],
+)
+def test_rules_that_mean_nothing_are_refused(rules: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LogitRules(**rules)
+
+
+def test_mixed_batches_choose_the_recorded_tokens(device: str) -> None:
+    cases = RECORDED["sampler_mixed"]
+    assert len(cases) == 20
+    for case in cases[:: 1 if device == "cuda" else 4]:
+        logits = torch.tensor(case["logits"], device=device)
+        columns = columns_of(case, "mixed", device)
+        assert sample(logits, columns, plan=SMALL).tokens.tolist() == case["token"]
+        assert reference.sample(logits, columns).tolist() == case["token"]
+
+
+def test_logprobs_and_ranks_are_those_recorded() -> None:
+    cases = RECORDED["logprobs"]["cases"]
+    assert {0} < {case["k"] for case in cases}
+    for case in cases:
+        logits = torch.tensor(case["logits"])
+        found = logprobs_of(logits, torch.tensor(case["tokens"]), case["k"])
+        assert found.ranks.tolist() == case["ranks"]
+        recorded = torch.tensor(case["logprobs"])
+        torch.testing.assert_close(found.logprobs, recorded, rtol=0, atol=2e-5)
+        assert torch.equal(logits.log_softmax(-1).gather(1, found.ids), found.logprobs)
+        assert found.ids[:, 0].tolist() == case["tokens"]
+
+
+@pytest.mark.parametrize("n", [-1, 5])
+def test_as_many_logprobs_as_there_are_tokens(n: int) -> None:
+    with pytest.raises(ValueError, match=f"n is {n}: it must be from 0 to the 4 tokens"):
+        logprobs_of(torch.zeros(1, 4), torch.tensor([0]), n)
