@@ -4,7 +4,8 @@
     python benchmarks/studies.py --check      # draw nothing; exit with 1 if a table is out of date
 
 A table stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; NAME is a file of
-configs/studies, or of recorded runs. `benchmarks/study_traces.py` writes the traces.
+configs/studies, of recorded runs, of measured kernels, or, behind `h200`, of what
+`benchmarks/studies_gpu.py` has measured. `benchmarks/study_traces.py` writes the traces.
 """
 
 from __future__ import annotations
@@ -16,10 +17,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from study_cases import Case, Cases, Column, key, run, scenario, setting, share, shown, table
+import pandas as pd
+from study_attention import (
+    decode_kernels,
+    draw_decode_kernels,
+    draw_flash,
+    flash_counters,
+    flash_time,
+)
+from study_cases import Cases, Column, run, scenario, setting, shown, table
+from study_cells import BUDGET, THRESHOLD
+from study_columns import (
+    ALLOCATOR,
+    BLOCK_SIZE,
+    LONG_CONTEXT,
+    PRESSURE,
+    SHORT_AND_LONG,
+    TEMPLATE,
+    TEMPLATE_ORDER,
+)
+from study_h200 import measured
+from study_h200_tables import BLOCKS
+from study_h200_tables import PICTURES as MEASURED_PICTURES
 from study_pictures import Panel, draw_first_tokens, draw_panels
 from study_traces import PROMPT_LENS
 
@@ -28,25 +49,11 @@ from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity.log_run import simulate_log
 from simserve.fidelity.timing import profile_timing
 from simserve.fidelity.vllm_log import read_vllm_log
-from simserve.metrics.result import RunResult
 from simserve.report.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "tests" / "data" / "vllm_logs"
 BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end \2 -->)", re.S)
-
-
-BUDGET = "scheduler.max_num_batched_tokens"
-THRESHOLD = "scheduler.long_prefill_token_threshold"
-SHORT_AND_LONG = {
-    **{f"short TTFT {p}": key(f"class.short.{p}_ttft_ms") for p in ("p50", "p95", "p99")},
-    **{f"short ITL {p}": key(f"class.short.{p}_itl_ms", 1) for p in ("p50", "p95", "p99")},
-    "long TTFT": key("class.long.p50_ttft_ms"),
-    "long E2EL": key("class.long.p50_e2el_ms"),
-    "tokens/s": key("total_token_throughput"),
-    "steps": key("num_steps"),
-    "host share": share("schedule|inputs|update"),
-}
 
 
 PLACES = {
@@ -57,13 +64,13 @@ PLACES = {
 
 
 def draw_long_prefill() -> bytes:
-    columns: dict[str, dict[str, RunResult]] = {}
+    columns: dict[str, dict[str, pd.DataFrame]] = {}
     for name, group in groupby(run("long_prefill_budget"), scenario):
-        rows = {f"budget {shown(case.values[BUDGET])}": case.result for case in group}
+        rows = {f"budget {shown(case.values[BUDGET])}": case.result.requests for case in group}
         columns[PLACES[name]] = rows
     for name, group in groupby(run("long_prefill_threshold"), scenario):
         rows = {
-            f"2,048, at most {shown(case.values[THRESHOLD])}": case.result
+            f"2,048, at most {shown(case.values[THRESHOLD])}": case.result.requests
             for case in group
             if case.values[THRESHOLD]
         }
@@ -98,18 +105,6 @@ def draw_prefix() -> bytes:
     )
 
 
-LONG_CONTEXT = {
-    "settings": scenario,
-    "duration (s)": key("duration", 2),
-    "TTFT p50": key("p50_ttft_ms"),
-    "TTFT p99": key("p99_ttft_ms"),
-    "ITL p99": key("p99_itl_ms", 1),
-    "hit tokens": key("total_cached_tokens"),
-    "steps": key("num_steps"),
-    "most KV used (%)": key("max_kv_cache_usage", 1, 100.0),
-}
-
-
 def draw_long_context() -> bytes:
     names = {"long_context_documents": "8 documents", "long_context_turns": "8 turns"}
     series = {
@@ -117,28 +112,6 @@ def draw_long_context() -> bytes:
     }
     places = [scenario(case).replace(" ", "\n", 1) for case in run("long_context_turns")]
     return draw_panels([Panel("Time until all is answered", "s", series, places)])
-
-
-def mean_of_requests(measure: Callable[[Any, int], Any]) -> Column:
-    """Mean over requests of a number of their length at the end and the block size."""
-
-    def column(case: Case) -> str:
-        requests = case.result.requests
-        length = (requests["input_length"] + requests["output_length"]).to_numpy()
-        return f"{np.mean(measure(length, case.values['kv_cache.block_size'])):,.1f}"
-
-    return column
-
-
-BLOCK_SIZE = {
-    "block size": setting("kv_cache.block_size"),
-    "blocks a table": mean_of_requests(lambda length, size: -(-length // size)),
-    "tokens unused in the last block": mean_of_requests(lambda length, size: -length % size),
-    "hit tokens": key("total_cached_tokens"),
-    "hit rate (%)": key("prefix_cache_hit_rate", 1, 100.0),
-    "TTFT p50": key("p50_ttft_ms", 1),
-    "most KV used (%)": key("max_kv_cache_usage", 1, 100.0),
-}
 
 
 def draw_block_size() -> bytes:
@@ -150,19 +123,6 @@ def draw_block_size() -> bytes:
     return draw_panels([panel("Hit rate", "%", {"": hit}), panel("Most KV used", "%", {"": used})])
 
 
-PRESSURE = {
-    "blocks": setting("kv_cache.num_gpu_blocks"),
-    "max_num_seqs": setting("scheduler.max_num_seqs"),
-    "mean running": key("mean_num_running", 1),
-    "preemptions": key("num_preemptions"),
-    "recomputed tokens": key("recomputed_tokens"),
-    "TTFT p99": key("p99_ttft_ms"),
-    "ITL p99": key("p99_itl_ms", 1),
-    "tokens/s": key("output_throughput"),
-    "goodput (requests/s)": key("request_goodput", 2),
-}
-
-
 def draw_pressure() -> bytes:
     titles = {
         "num_preemptions": ("Preemptions", ""),
@@ -172,19 +132,6 @@ def draw_pressure() -> bytes:
     return draw_grid(
         "pressure", titles, "scheduler.max_num_seqs", "kv_cache.num_gpu_blocks", "blocks"
     )
-
-
-ALLOCATOR = {
-    "requests/s": setting("workload.synthetic.arrival.rate"),
-    "allocator": setting("kv_cache.allocator"),
-    "mean running": key("mean_num_running", 1),
-    "most running": lambda case: f"{case.result.steps['num_running'].max():,}",
-    "memory taken (%)": key("mean_kv_cache_usage", 1, 100.0),
-    "reserved, unused tokens": key("mean_reserved_unused_tokens"),
-    "TTFT p99": key("p99_ttft_ms"),
-    "tokens/s": key("output_throughput"),
-    "goodput (requests/s)": key("request_goodput", 2),
-}
 
 
 def draw_allocator() -> bytes:
@@ -216,21 +163,6 @@ def draw_grid(
         label = short_names([x])[x] if x != "workload.synthetic.arrival.rate" else "requests/s"
         panels.append(Panel(title, unit, series, places, label, is_line=True))
     return draw_panels(panels)
-
-
-TEMPLATE = {
-    "TTFT p50": key("p50_ttft_ms", 1),
-    "hit tokens": key("total_cached_tokens"),
-    "of prompt tokens (%)": lambda case: (
-        f"{100 * case.number('total_cached_tokens') / case.number('total_input_tokens'):.1f}"
-    ),
-}
-TEMPLATE_ORDER = {
-    "requests": scenario,
-    "blocks": setting("kv_cache.num_gpu_blocks"),
-    **TEMPLATE,
-    "evicted blocks": key("evicted_cached_blocks"),
-}
 
 
 def draw_template() -> bytes:
@@ -292,6 +224,9 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "allocator": of("allocator", ALLOCATOR),
     "template_length": of("template_length", {"template": scenario, **TEMPLATE}),
     "template_order": of("template_order", TEMPLATE_ORDER),
+    "decode_kernels": decode_kernels,
+    "flash_time": flash_time,
+    "flash_counters": flash_counters,
 }
 PICTURES: dict[str, Callable[[], bytes]] = {
     "long-prefill": draw_long_prefill,
@@ -301,6 +236,8 @@ PICTURES: dict[str, Callable[[], bytes]] = {
     "pressure": draw_pressure,
     "allocator": draw_allocator,
     "template": draw_template,
+    "decode-kernels": draw_decode_kernels,
+    "flash-attention": draw_flash,
 }
 """By study, which is also the name of its page."""
 
@@ -309,7 +246,8 @@ def written(page: Path) -> str:
     """The page with the tables that come out now."""
 
     def block(found: re.Match[str]) -> str:
-        lines = markdown_table(TABLES[found[2]]())
+        name = found[2]
+        lines = BLOCKS[name]() if name in BLOCKS else markdown_table(TABLES[name]())
         return found[1] + "".join(f"{line}\n" for line in lines) + found[3]
 
     return BLOCK.sub(block, page.read_text(encoding="utf-8"))
@@ -317,7 +255,7 @@ def written(page: Path) -> str:
 
 def main(names: Sequence[str], check: bool) -> Iterator[str]:
     """Bring pages and pictures up to date; yields pages that were not, if they are only checked."""
-    for name in names or PICTURES:
+    for name in names or [*PICTURES, "README"]:
         page = ROOT / "docs" / "studies" / f"{name}.md"
         text = written(page)
         if check:
@@ -325,8 +263,14 @@ def main(names: Sequence[str], check: bool) -> Iterator[str]:
                 yield str(page.relative_to(ROOT))
             continue
         page.write_text(text, encoding="utf-8")
-        picture = ROOT / "docs" / "images" / "studies" / f"{name}.png"
-        picture.write_bytes(PICTURES[name]())
+        if name in PICTURES:
+            draw(name, PICTURES[name])
+        if name in MEASURED_PICTURES and measured():
+            draw(*MEASURED_PICTURES[name])
+
+
+def draw(name: str, make: Callable[[], bytes]) -> None:
+    (ROOT / "docs" / "images" / "studies" / f"{name}.png").write_bytes(make())
 
 
 if __name__ == "__main__":

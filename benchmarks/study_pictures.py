@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simserve.metrics.result import RunResult
 from simserve.report.style import COLOURS, dress, log_ticks, looks, png, styled
 
 
@@ -23,6 +23,8 @@ class Panel(NamedTuple):
     xlabel: str = ""
     is_log: bool = False
     is_line: bool = False
+    is_dense: bool = False
+    """Ticks at 2 and 5 of a decade, too."""
 
 
 def draw_panels(panels: Sequence[Panel]) -> bytes:
@@ -45,7 +47,7 @@ def draw_panels(panels: Sequence[Panel]) -> bytes:
                     axes.bar(left, heights, width * 0.92, color=colour, label=name)
             axes.set_xticks(at, panel.places)
             if panel.is_log:
-                log_ticks(axes, "y", sparse=True)
+                log_ticks(axes, "y", sparse=not panel.is_dense)
             else:
                 axes.set_ylim(bottom=0.0)
         if len(panels[0].series) > 1:
@@ -53,7 +55,7 @@ def draw_panels(panels: Sequence[Panel]) -> bytes:
         return png(figure)
 
 
-def draw_first_tokens(columns: Mapping[str, Mapping[str, RunResult]]) -> bytes:
+def draw_first_tokens(columns: Mapping[str, Mapping[str, pd.DataFrame]]) -> bytes:
     """When each request got its first token: a panel a column, a row a setting."""
     with styled():
         rows = max(map(len, columns.values()))
@@ -62,8 +64,7 @@ def draw_first_tokens(columns: Mapping[str, Mapping[str, RunResult]]) -> bytes:
         panels = figure.subplots(1, len(columns), squeeze=False, sharex=True)[0]
         for axes, (title, runs) in zip(panels, columns.items(), strict=True):
             dress(axes, title, "first token (s)", "")
-            for place, run in enumerate(runs.values()):
-                requests = run.requests
+            for place, requests in enumerate(runs.values()):
                 for name, marker, colour in (("short", "o", COLOURS[0]), ("long", "D", COLOURS[1])):
                     times = requests.loc[requests["class"] == name, "first_token_s"]
                     label = name if place == 0 else None
@@ -74,6 +75,29 @@ def draw_first_tokens(columns: Mapping[str, Mapping[str, RunResult]]) -> bytes:
             axes.set_ylim(len(runs) - 0.5, -0.5)
         panels[0].set_xlim(left=0.0)
         legend_below(figure, panels[0], 2)
+        return png(figure)
+
+
+def draw_real_and_simulated(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+) -> bytes:
+    """Points (real, simulated) in ms, a panel a number, a colour a study; the diagonal is equal."""
+    with styled():
+        figure = Figure(figsize=(5.2 * len(panels), 5.6), dpi=100, layout="constrained")
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (title, groups) in zip(row, panels.items(), strict=True):
+            dress(axes, title, "on the H200 (ms)", "simulated (ms)")
+            for number, (name, points) in enumerate(groups.items()):
+                turn, place = divmod(number, len(COLOURS))
+                xy = np.array(points or [(np.nan, np.nan)]).T
+                axes.plot(*xy, "osD"[turn], color=COLOURS[place], alpha=0.7, label=name)
+            values = [value for points in groups.values() for point in points for value in point]
+            bounds = (min(values) / 1.3, max(values) * 1.3)
+            axes.plot(bounds, bounds, color="grey", linewidth=1, zorder=0)
+            for axis in ("x", "y"):
+                log_ticks(axes, axis, sparse=False)
+            axes.set(xlim=bounds, ylim=bounds)
+        legend_below(figure, row[0], 4)
         return png(figure)
 
 

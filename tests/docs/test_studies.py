@@ -1,17 +1,24 @@
-"""docs/studies says what comes out when its configurations are simulated now."""
+"""docs/studies says what comes out when its configurations are simulated, and what was measured."""
 
 from __future__ import annotations
 
 import filecmp
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs" / "studies"
 PAGES = sorted((ROOT / "docs" / "studies").glob("*.md"))
+NOTEBOOKS = ROOT / "notebooks" / "studies"
+NO_CONFIGURATION = {"long_prefill_recorded", "decode_kernels", "flash_time", "flash_counters"}
+"""Tables of what was recorded or measured elsewhere."""
 
 
 def call(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,22 +26,92 @@ def call(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of all that the studies' pages come from."""
+    for folder in ("benchmarks", "configs", "docs", "tests/data"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    return tmp_path
+
+
+def studies(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return call(tree / "benchmarks" / "studies.py", *arguments)
+
+
 def test_tables_are_what_comes_out() -> None:
-    outcome = call(ROOT / "benchmarks" / "studies.py", "--check")
+    outcome = studies(ROOT, "--check")
     assert outcome.returncode == 0, (
         f"{outcome.stdout}{outcome.stderr}`python benchmarks/studies.py` writes them anew; then "
         "read the pages again"
     )
 
 
-def test_a_changed_number_is_found(tmp_path: Path) -> None:
-    for folder in ("benchmarks", "configs", "docs", "tests/data"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    page = tmp_path / "docs" / "studies" / "prefix-cache.md"
+def test_a_changed_number_is_found(tree: Path) -> None:
+    page = tree / "docs" / "studies" / "prefix-cache.md"
     page.write_text(page.read_text().replace("| 16,368 |", "|     16 |").replace("16,368", "16"))
-    outcome = call(tmp_path / "benchmarks" / "studies.py", "--check", "prefix-cache", "template")
+    outcome = studies(tree, "--check", "prefix-cache", "template")
     assert outcome.returncode == 1, outcome.stderr
     assert outcome.stdout == "out of date: docs/studies/prefix-cache.md\n"
+
+
+def measured(ttft_ms: float) -> dict[str, Any]:
+    """A file as `studies_gpu.py` writes it: three runs of a cell, and one that failed.
+
+    `ttft_ms` is the median of all latencies.
+    """
+    keys = [f"class.{which} {n}.p50_ttft_ms" for which in ("cold", "repeat") for n in (256, 1024)]
+    keys += [
+        f"class.{which} {n}.p50_ttft_ms" for which in ("cold", "repeat") for n in (4096, 16384)
+    ]
+    row = {
+        "failure": None,
+        "config": "prefix_cache",
+        "summary": {"num_gpu_blocks": 17001},
+        "steps": {},
+    }
+    cells = {
+        f"prefix_cache/cache_on#{i + 1}": {
+            **row,
+            "summary": row["summary"] | dict.fromkeys(keys, v),
+        }
+        for i, v in enumerate((ttft_ms - 1.0, ttft_ms, ttft_ms + 5.0))
+    }
+    return {
+        "command": ["python", "benchmarks/studies_gpu.py"],
+        "date": "2026-01-02T03:04:05+00:00",
+        "environment": {
+            "gpu": "Some GPU",
+            "commit": None,
+            "packages": {"torch": "2", "triton": "3"},
+        },
+        "machines": {},
+        "launches": {},
+        "steps": {},
+        "kernels": {},
+        "left_out": [],
+        "sittings": [{"date": "2026-01-02T03:04:05+00:00", "wall_s": 12.3}],
+        "cells": cells | {"prefix_cache/cache_off#1": {"failure": "OutOfMemoryError: no room"}},
+    }
+
+
+def test_measured_cells_stand_beside_their_simulation(tree: Path) -> None:
+    results = tree / "benchmarks" / "results" / "studies_h200.json"
+    results.write_text(json.dumps(measured(12.34)))
+    page = tree / "docs" / "studies" / "prefix-cache.md"
+    outcome = studies(tree, "prefix-cache")
+    assert outcome.returncode == 0, outcome.stderr
+    assert re.search(r"\| +16,384 \| 12\.3 / [\d.]+ +\| 12\.3 / [\d.]+ +\|\n", page.read_text())
+    assert studies(tree, "--check", "prefix-cache").returncode == 0
+    results.write_text(json.dumps(measured(12.84)))
+    assert studies(tree, "--check", "prefix-cache").returncode == 1
+
+
+def test_what_was_not_measured_is_said(tree: Path) -> None:
+    (tree / "benchmarks" / "results" / "studies_h200.json").unlink(missing_ok=True)
+    outcome = studies(tree, "prefix-cache")
+    assert outcome.returncode == 0, outcome.stderr
+    block = "<!-- begin h200:prefix_cache -->\nNot measured yet.\n<!-- end h200:prefix_cache -->\n"
+    assert block in (tree / "docs" / "studies" / "prefix-cache.md").read_text()
 
 
 def test_traces_are_what_their_script_writes(tmp_path: Path) -> None:
@@ -45,10 +122,22 @@ def test_traces_are_what_their_script_writes(tmp_path: Path) -> None:
     assert filecmp.cmpfiles(CONFIGS, tmp_path, names, shallow=False) == (names, [], [])
 
 
-def test_every_configuration_has_a_table_and_every_page_is_listed() -> None:
+def test_every_configuration_has_its_tables_and_every_page_is_listed() -> None:
     found = {
         name for page in PAGES for name in re.findall(r"<!-- begin (\S+) -->", page.read_text())
     }
-    assert found - {"long_prefill_recorded"} == {path.stem for path in CONFIGS.glob("*.yaml")}
+    configurations = {path.stem for path in CONFIGS.glob("*.yaml")}
+    simulated = {name for name in found if not name.startswith("h200")}
+    assert simulated - NO_CONFIGURATION == configurations
+    assert {f"h200:{name}" for name in configurations} <= found
     listed = re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs" / "studies" / "README.md").read_text())
     assert {page.name for page in PAGES} - {"README.md"} <= set(listed)
+
+
+def test_every_study_has_a_notebook_without_outputs() -> None:
+    pages = {page.stem.replace("-", "_") for page in PAGES} - {"README"}
+    notebooks = {path.stem: path for path in NOTEBOOKS.glob("*.ipynb")}
+    assert set(notebooks) == pages
+    for path in notebooks.values():
+        cells = [one for one in json.loads(path.read_text())["cells"] if one["cell_type"] == "code"]
+        assert all(one["outputs"] == [] and one["execution_count"] is None for one in cells)

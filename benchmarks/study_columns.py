@@ -1,0 +1,90 @@
+"""What the tables of the studies show of a case, column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from study_cases import Case, Column, key, scenario, setting, share
+
+SHORT_AND_LONG = {
+    **{f"short TTFT {p}": key(f"class.short.{p}_ttft_ms") for p in ("p50", "p95", "p99")},
+    **{f"short ITL {p}": key(f"class.short.{p}_itl_ms", 1) for p in ("p50", "p95", "p99")},
+    "long TTFT": key("class.long.p50_ttft_ms"),
+    "long E2EL": key("class.long.p50_e2el_ms"),
+    "tokens/s": key("total_token_throughput"),
+    "steps": key("num_steps"),
+    "host share": share("schedule|inputs|update"),
+}
+
+LONG_CONTEXT = {
+    "settings": scenario,
+    "duration (s)": key("duration", 2),
+    "TTFT p50": key("p50_ttft_ms"),
+    "TTFT p99": key("p99_ttft_ms"),
+    "ITL p99": key("p99_itl_ms", 1),
+    "hit tokens": key("total_cached_tokens"),
+    "steps": key("num_steps"),
+    "most KV used (%)": key("max_kv_cache_usage", 1, 100.0),
+}
+
+
+def mean_of_requests(measure: Callable[[Any, int], Any]) -> Column:
+    """Mean over requests of a number of their length at the end and the block size."""
+
+    def column(case: Case) -> str:
+        requests = case.result.requests
+        length = (requests["input_length"] + requests["output_length"]).to_numpy()
+        return f"{np.mean(measure(length, case.values['kv_cache.block_size'])):,.1f}"
+
+    return column
+
+
+BLOCK_SIZE = {
+    "block size": setting("kv_cache.block_size"),
+    "blocks a table": mean_of_requests(lambda length, size: -(-length // size)),
+    "tokens unused in the last block": mean_of_requests(lambda length, size: -length % size),
+    "hit tokens": key("total_cached_tokens"),
+    "hit rate (%)": key("prefix_cache_hit_rate", 1, 100.0),
+    "TTFT p50": key("p50_ttft_ms", 1),
+    "most KV used (%)": key("max_kv_cache_usage", 1, 100.0),
+}
+
+PRESSURE = {
+    "blocks": setting("kv_cache.num_gpu_blocks"),
+    "max_num_seqs": setting("scheduler.max_num_seqs"),
+    "mean running": key("mean_num_running", 1),
+    "preemptions": key("num_preemptions"),
+    "recomputed tokens": key("recomputed_tokens"),
+    "TTFT p99": key("p99_ttft_ms"),
+    "ITL p99": key("p99_itl_ms", 1),
+    "tokens/s": key("output_throughput"),
+    "goodput (requests/s)": key("request_goodput", 2),
+}
+
+ALLOCATOR = {
+    "requests/s": setting("workload.synthetic.arrival.rate"),
+    "allocator": setting("kv_cache.allocator"),
+    "mean running": key("mean_num_running", 1),
+    "most running": lambda case: f"{case.result.steps['num_running'].max():,}",
+    "memory taken (%)": key("mean_kv_cache_usage", 1, 100.0),
+    "reserved, unused tokens": key("mean_reserved_unused_tokens"),
+    "TTFT p99": key("p99_ttft_ms"),
+    "tokens/s": key("output_throughput"),
+    "goodput (requests/s)": key("request_goodput", 2),
+}
+
+TEMPLATE = {
+    "TTFT p50": key("p50_ttft_ms", 1),
+    "hit tokens": key("total_cached_tokens"),
+    "of prompt tokens (%)": lambda case: (
+        f"{100 * case.number('total_cached_tokens') / case.number('total_input_tokens'):.1f}"
+    ),
+}
+TEMPLATE_ORDER = {
+    "requests": scenario,
+    "blocks": setting("kv_cache.num_gpu_blocks"),
+    **TEMPLATE,
+    "evicted blocks": key("evicted_cached_blocks"),
+}
