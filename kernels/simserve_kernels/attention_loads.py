@@ -29,7 +29,7 @@ def block_numbers(
             entries = begin // opt.block_size + place // opt.block_size
         else:
             entries = (begin + place) // opt.block_size
-        return tl.load(table_row + entries, mask=wanted, other=0)
+        return tl.load(table_row + entries, mask=wanted, other=0).to(tl.int32)
 
 
 @triton.jit

@@ -122,11 +122,11 @@ def _find_tile(query_start: tl.tensor, num_seqs: tl.tensor, opt: tl.constexpr) -
     if opt.one_tile:
         return pid, 0
     seqs = tl.arange(0, opt.seqs_pad)
-    origin = tl.load(query_start)
-    starts = tl.load(query_start + seqs, mask=seqs < num_seqs, other=0)
+    origin = tl.load(query_start).to(tl.int32)
+    starts = tl.load(query_start + seqs, mask=seqs < num_seqs, other=0).to(tl.int32)
     begins = (starts - origin) * opt.group // opt.block_m + seqs
     seq = tl.sum(((seqs < num_seqs) & (begins <= pid)).to(tl.int32), axis=0) - 1
-    first = (tl.load(query_start + seq) - origin) * opt.group // opt.block_m + seq
+    first = (tl.load(query_start + seq).to(tl.int32) - origin) * opt.group // opt.block_m + seq
     return seq, pid - first
 
 
@@ -274,13 +274,14 @@ def _sequence(
     v_head = v + kv_head.to(tl.int64) * opt.kv.v_head
     if opt.block_size > 0:
         table_row = block_table + seq.to(tl.int64) * by.table_seq
-        return (k_head, v_head, table_row), tl.load(seq_lens + seq)
+        return (k_head, v_head, table_row), tl.load(seq_lens + seq).to(tl.int32)
     else:
         key_token = tl.load(key_start + seq).to(tl.int64)
         k_head += key_token * opt.kv.k_slot
         v_head += key_token * opt.kv.v_slot
         # Contiguous keys have no table; what stands for its row is never read.
-        return (k_head, v_head, k_head), tl.load(key_start + seq + 1) - tl.load(key_start + seq)
+        tokens = tl.load(key_start + seq + 1) - tl.load(key_start + seq)
+        return (k_head, v_head, k_head), tokens.to(tl.int32)
 
 
 @triton.jit(
@@ -315,8 +316,8 @@ def attention_kernel(
     """
     kv_head = tl.program_id(0)
     seq, tile = _find_tile(query_start, num_seqs, opt)
-    token = tl.load(query_start + seq)
-    query_len = tl.load(query_start + seq + 1) - token
+    token = tl.load(query_start + seq).to(tl.int32)
+    query_len = tl.load(query_start + seq + 1).to(tl.int32) - token
     num_rows = query_len * opt.group
     served = (num_rows >= min_rows) & (num_rows <= max_rows)
     if served & (tile * opt.block_m < num_rows):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from simserve_kernels.sampling_settings import SamplingColumns
-from simserve_kernels.sampling_values import GREEDY_BELOW, LARGEST_LOGIT
+from simserve_kernels.sampling_settings import GREEDY_BELOW, LARGEST_LOGIT, SamplingColumns
 
 __all__ = ["argmax", "draw", "kept_tokens", "kept_weights", "sample", "uniforms"]
 

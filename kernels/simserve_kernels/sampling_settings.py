@@ -10,12 +10,24 @@ from typing import Literal, NamedTuple
 import torch
 
 from simserve_kernels.checks import check_dtype, check_shape
-from simserve_kernels.sampling_values import GREEDY_BELOW
 
-__all__ = ["LEAST_TEMPERATURE", "SamplingColumns", "SamplingParams", "SamplingPath"]
+__all__ = [
+    "GREEDY_BELOW",
+    "LARGEST_LOGIT",
+    "LEAST_TEMPERATURE",
+    "SamplingColumns",
+    "SamplingParams",
+    "SamplingPath",
+]
 
 SamplingPath = Literal["greedy", "random", "mixed"]
 """All rows take the likeliest token; all are drawn; some of each."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below it mean the likeliest token."""
+
+LARGEST_LOGIT = 1e30
+"""Larger ones count as it, and what is below its negative as −∞: products with it are finite."""
 
 LEAST_TEMPERATURE = 0.01
 """What a temperature above 0 and below it is raised to, as vLLM's front end does."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from simserve_kernels.sampling_settings import GREEDY_BELOW, LARGEST_LOGIT
+
 __all__ = [
-    "GREEDY_BELOW",
     "GREEDY_LIMIT",
     "LARGEST_EXPONENT",
-    "LARGEST_LOGIT",
     "MOST_LOGIT",
     "ONE_TOKEN",
     "WEIGHT_BITS",
@@ -30,12 +30,6 @@ __all__ = [
     "row_top_p",
     "weight_of",
 ]
-
-GREEDY_BELOW = 1e-5
-"""Temperatures below it mean the likeliest token."""
-
-LARGEST_LOGIT = 1e30
-"""Larger ones count as it, and what is below its negative as −∞: products with it are finite."""
 
 WEIGHT_OF_LARGEST = tl.constexpr(2.0**40)
 WEIGHT_BITS = tl.constexpr(2**52 - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,8 @@ def test_blocks_that_fit() -> None:
     for share in (0.9, 1.0):
         with pytest.raises(CapacityError, match=r"18\.00 GiB of it, and others .* hold 60\.00 GiB"):
             blocks_that_fit(full, block, share)
+
+
+def test_without_a_gpu_no_triton_is_needed() -> None:
+    code = "import sys; sys.modules['triton'] = None; import simserve.executor.real.machine"
+    subprocess.run([sys.executable, "-c", code], check=True)

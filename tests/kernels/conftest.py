@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.interpreter import hasten
+
 if find_spec("torch") is not None:
     import torch
 
@@ -52,6 +54,7 @@ def device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     mend_interpreter()
+    hasten()
     return "cpu"
 
 

@@ -41,10 +41,16 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("q_len", "kv_len", "head_size"), [(37, 37, 64), (1, 70, 80), (20, 50, 96)]
+    ("q_len", "kv_len", "head_size", "causal", "dtype"),
+    [  # every pair of two of the three
+        (37, 37, 64, True, torch.float32),
+        (37, 37, 64, False, torch.float16),
+        (1, 70, 80, True, torch.float16),
+        (1, 70, 80, False, torch.float32),
+        (20, 50, 96, True, torch.float16),
+        (20, 50, 96, False, torch.float32),
+    ],
 )
 def test_one_sequence(
     q_len: int, kv_len: int, head_size: int, causal: bool, dtype: torch.dtype

@@ -53,10 +53,11 @@ def test_the_rule_of_v0_11_0(max_seq_len, num_seqs, num_heads, expected):
     assert decode.use_v1_0_11_0(max_seq_len, num_seqs, num_heads) is expected
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dtypes_and_layouts(paged, assert_close, path, layout, dtype):
+@pytest.mark.parametrize("i", range(3), ids=PATHS.__getitem__)
+@pytest.mark.parametrize("j", range(3), ids=lambda j: str(DTYPES[j]))
+def test_dtypes_and_layouts(paged, assert_close, i, j):
+    """Every pair of a path, a dtype and a layout."""
+    path, dtype, layout = PATHS[i], DTYPES[j], LAYOUTS[(i + j) % 2]
     case = paged(11, [1, 40], dtype=dtype, layout=layout)
     check(case, path, assert_close, layout=layout)
 
