@@ -19,8 +19,13 @@ from simserve.config.overrides import Overrides
 from simserve.engine.simulation import ctrl_c_calls, simulate
 from simserve.errors import ConfigError, StalledError, TraceError
 from simserve.metrics.options import MetricOptions, RunInfo, Scalar
+from simserve.metrics.recorder import RowSink, RunData
 from simserve.metrics.repetitions import summarise_repetitions
-from simserve.metrics.result import RunResult
+from simserve.metrics.result import RunFacts, RunResult
+from simserve.metrics.rundir import PICTURE, new_run
+from simserve.metrics.summary import summarise
+from simserve.metrics.tables import requests_table, steps_table
+from simserve.shapes import resolve_kv_dtype
 
 if TYPE_CHECKING:
     from simserve.executor.real.machine import Machine
@@ -61,29 +66,10 @@ def run(
         StalledError: requests wait that can never run.
     """
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
-    opened = None
-    if isinstance(loaded.config.executor, Real) and machine is None:
-        with _naming(loaded.source):
-            machine = opened = open_machine(loaded)
-    loaded = with_pool_size(loaded, machine)
-    first_seed = loaded.config.seed
-    merged: RunResult | None = None
-    summaries = []
-    try:
-        for seed in range(first_seed, first_seed + loaded.config.metrics.repetitions):
-            result = _run_once(loaded, seed, progress, machine)
-            merged = merged or result  # the tables are those of the first
-            summaries.append(result.summary_dict)
-            if result.summary_dict["status"] == "interrupted":
-                break
-    finally:
-        if opened is not None:
-            opened.close()
-    assert merged is not None
-    if len(summaries) > 1:
-        merged.repetitions = tuple(summaries)
-        merged.summary_dict = summarise_repetitions(merged.repetitions, first_seed)
-    return merged
+    facts, data = _run_all(loaded, progress, machine)
+    return facts.with_tables(
+        requests_table(data, loaded.config.metrics.save_detailed), steps_table(data)
+    )
 
 
 def run_to_directory(
@@ -95,25 +81,59 @@ def run_to_directory(
         RunDirectoryError: `out` is there and not empty, or cannot be written.
         SimserveError: as `run` has it.
     """
-    from simserve.metrics.rundir import PICTURE, check_writable
-
+    metrics = loaded.config.metrics
     overwrite = _is_empty_folder(out)
-    check_writable(out, overwrite=overwrite)
-    result = run(loaded, progress=progress)
-    picture = None
-    with ctrl_c_calls(lambda: None):  # what was simulated is written, whatever comes now
-        if loaded.config.metrics.plot:
-            from simserve.report.run_plot import draw_run
+    with new_run(out, overwrite=overwrite, save_detailed=metrics.save_detailed) as new:
+        facts, _ = _run_all(loaded, progress, sink=new.tables)
+        picture = None
+        with ctrl_c_calls(lambda: None):  # what was simulated is written, whatever comes now
+            new.close(facts)
+            if metrics.plot:
+                from simserve.report.run_plot import draw_run
 
-            picture = draw_run(result)
-        directory = result.save(out, overwrite=overwrite, picture=picture)
-    return Written(result.summary_dict, directory, directory / PICTURE if picture else None)
+                picture = draw_run(new.result(facts))
+            directory = new.take_place(picture)
+    return Written(facts.summary_dict, directory, directory / PICTURE if picture else None)
+
+
+def _run_all(
+    loaded: LoadedConfig,
+    progress: Progress | None,
+    machine: Machine | None = None,
+    sink: RowSink | None = None,
+) -> tuple[RunFacts, RunData]:
+    """All repetitions; the rows are those of the first."""
+    opened = None
+    if isinstance(loaded.config.executor, Real) and machine is None:
+        with _naming(loaded.source):
+            machine = opened = open_machine(loaded)
+    loaded = with_pool_size(loaded, machine)
+    first_seed = loaded.config.seed
+    first: tuple[RunFacts, RunData] | None = None
+    summaries = []
+    try:
+        for seed in range(first_seed, first_seed + loaded.config.metrics.repetitions):
+            facts, data = _run_once(loaded, seed, progress, machine, sink)
+            sink = None
+            first = first or (facts, data)
+            summaries.append(facts.summary_dict)
+            if facts.summary_dict["status"] == "interrupted":
+                break
+    finally:
+        if opened is not None:
+            opened.close()
+    assert first is not None
+    if len(summaries) > 1:
+        facts, _ = first
+        facts.repetitions = tuple(summaries)
+        facts.summary_dict = summarise_repetitions(facts.repetitions, first_seed)
+    return first
 
 
 def _is_empty_folder(path: Path) -> bool:
     try:
         return path.is_dir() and not any(path.iterdir())
-    except OSError:  # `check_writable` says what is wrong with it
+    except OSError:  # `new_run` says what is wrong with it
         return False
 
 
@@ -128,10 +148,14 @@ def _naming(source: str | None) -> Iterator[None]:
 
 
 def _run_once(
-    loaded: LoadedConfig, seed: int, progress: Progress | None, machine: Machine | None
-) -> RunResult:
+    loaded: LoadedConfig,
+    seed: int,
+    progress: Progress | None,
+    machine: Machine | None,
+    sink: RowSink | None,
+) -> tuple[RunFacts, RunData]:
     with _naming(loaded.source):
-        built = build(loaded, seed, machine=machine)
+        built = build(loaded, seed, machine=machine, sink=sink)
     outcome = simulate(
         built.parts,
         async_scheduling=loaded.config.scheduler.async_scheduling,
@@ -151,14 +175,15 @@ def _run_once(
         window_s=(window.start_s, window.end_s) if window else None,
         save_detailed=metrics.save_detailed,
     )
-    return RunResult.of(
-        built.recorder.data(),
-        _info(loaded, built, seed, machine),
-        options,
-        config=dump_config(loaded.config),
-        env=_environment(built, machine),
-        warnings=(*loaded.warnings, *_remarks(built)),
-    )
+    with ctrl_c_calls(lambda: None):
+        data = built.recorder.data()
+        facts = RunFacts(
+            summary_dict=summarise(data, _info(loaded, built, seed, machine), options),
+            config=dump_config(loaded.config),
+            env=_environment(built, machine),
+            warnings=(*loaded.warnings, *_remarks(built)),
+        )
+    return facts, data
 
 
 def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None) -> RunInfo:
@@ -172,6 +197,7 @@ def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None
         "timing": timing,
         "reachable_in_engine": loaded.reachable_in_engine,
         "gpu": loaded.gpu.name,
+        **_conditions(loaded, built, machine),
         "num_gpu_blocks": built.parts.kv.num_gpu_blocks,
         "out_of_domain_steps": getattr(built.cost_model, "out_of_domain_steps", None),
     }
@@ -191,6 +217,23 @@ def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None
         max_concurrency=config.workload.max_concurrency,
         extra=extra,
     )
+
+
+def _conditions(loaded: LoadedConfig, built: Built, machine: Machine | None) -> dict[str, Scalar]:
+    """What a reader of the numbers has to know of how they were taken."""
+    model, executor = loaded.model, loaded.config.executor
+    facts: dict[str, Scalar] = {
+        "dtype": model.dtype,
+        "kv_cache_dtype": resolve_kv_dtype(model, loaded.config.kv_cache.dtype),
+        "clock": executor.pace if isinstance(executor, Real) else "virtual",
+        "prefix_cache_at_start": "empty" if built.parts.kv.enable_prefix_caching else "off",
+        "warm_up": "none",
+    }
+    if machine is not None:
+        facts |= {"dtype": machine.facts["dtype"], "kv_cache_dtype": machine.facts["kv_dtype"]}
+        if machine.facts["device"] == "cuda":
+            facts["warm_up"] = "kernels compiled and CUDA graphs captured before the clock started"
+    return facts
 
 
 def _environment(built: Built, machine: Machine | None) -> dict[str, Any]:

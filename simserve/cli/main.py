@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -46,7 +47,7 @@ COMMANDS = {
         "Measure steps on this GPU and make a profile of them.",
     ),
     "fit": ("simserve.cli.fit:fit", "Make a profile from step logs of a real engine."),
-    "trace": ("simserve.cli.trace:app", "Inspect, validate, convert and generate traces."),
+    "trace": ("simserve.cli.trace:app", "Inspect, validate, convert, generate and fetch traces."),
     "bench": ("simserve.cli.bench:app", "Measure kernels and whole steps on a GPU."),
     "capacity": ("simserve.cli.capacity:capacity", "Say how many KV blocks fit on a GPU."),
     "schema": ("simserve.cli.schema:schema", "Print the JSON Schema of configurations."),
@@ -118,4 +119,5 @@ def _simserve(
 
 def main() -> None:
     """Run the command line."""
+    gc.set_threshold(100_000)  # imports make many objects and hardly any garbage
     app(prog_name="simserve")

@@ -1,4 +1,4 @@
-"""`simserve trace`: look at traces, check them, and bring them into simserve's own format."""
+"""`simserve trace`: look at traces, check, convert, generate and fetch them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from simserve.cli.trace_generate import app as generate_app
 from simserve.cli.trace_generate import named_faults
+from simserve.cli.trace_public import fetch, list_traces
 from simserve.errors import SimserveError, TraceError
 
 if TYPE_CHECKING:
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Inspect, validate, convert and generate traces.",
+    help="Inspect, validate, convert, generate and fetch traces.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
 app.add_typer(generate_app, name="generate")
+app.command()(fetch)
+app.command("list")(list_traces)
 
 File = Annotated[Path, typer.Argument(help="Trace file.")]
 Format = Annotated[str, typer.Option(help="Name of its format; auto looks at the file.")]

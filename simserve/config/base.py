@@ -48,6 +48,7 @@ class StrictModel(BaseModel):
         extra="forbid",
         strict=True,
         frozen=True,
+        defer_build=True,
         allow_inf_nan=False,
     )
 

@@ -18,8 +18,6 @@ from simserve.config.executor import (
 )
 from simserve.config.loader import LoadedConfig
 from simserve.config.scheduler import Scheduler as SchedulerConfig
-from simserve.cost.noise import ResidualNoise
-from simserve.cost.profile import ProfileCost as ProfileCostModel
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Inbox
 from simserve.engine.loop import EngineParts
@@ -28,7 +26,7 @@ from simserve.executor.drafts import MadeUpDrafter, accepted_with_probability
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.kv.capacity import fit_kv_cache
 from simserve.kv.groups import FullAttention, Group, SlidingWindow
-from simserve.metrics.recorder import RunRecorder
+from simserve.metrics.recorder import RowSink, RunRecorder
 from simserve.protocols import CostModel, Executor, KVCacheManager, Scheduler
 from simserve.registry import check_protocol, resolve
 from simserve.sched.params import SchedulerParams
@@ -85,11 +83,21 @@ def _with_num_gpu_blocks(loaded: LoadedConfig, num_gpu_blocks: int) -> LoadedCon
 
 
 def build(
-    loaded: LoadedConfig, seed: int, *, leap: bool = True, machine: Machine | None = None
+    loaded: LoadedConfig,
+    seed: int,
+    *,
+    leap: bool = True,
+    machine: Machine | None = None,
+    sink: RowSink | None = None,
 ) -> Built:
     """Make everything that a run of `loaded` needs; `loaded` has its pool size written out.
 
-    `machine`: what the steps of a real run are computed on; None: one is opened.
+    Args:
+        loaded: the configuration.
+        seed: of all that is drawn.
+        leap: take runs of equal steps at once, where that can be.
+        machine: what the steps of a real run are computed on; None: one is opened.
+        sink: takes the rows of the tables; None: the recorder keeps them.
 
     Raises:
         ConfigError, TraceError, UnknownNameError, PluginError: as the parts have it.
@@ -110,14 +118,15 @@ def build(
     else:
         cost_model = _cost_model(loaded, config.executor.cost)
         if config.executor.noise == "residual":
-            assert isinstance(cost_model, ProfileCostModel)
-            cost_model = ResidualNoise(cost_model, seed)
+            cost_model = _with_residual_noise(cost_model, seed)
         executor = SimulatedExecutor(cost_model, drafter)
     workload = build_workload(loaded, seed)
     recorder = RunRecorder(
         num_gpu_blocks=kv.num_gpu_blocks,
         block_size=kv.block_size,
         enable_prefix_caching=kv.enable_prefix_caching,
+        sink=sink,
+        shares_prefixes=workload.shares_prefixes,
     )
     parts = EngineParts(
         workload=workload.source,
@@ -126,18 +135,21 @@ def build(
         kv=kv,
         executor=executor,
         recorder=recorder,
-        admission=Admission(
-            max_model_len,
-            kv,
-            scheduler_config.on_impossible == "as_engine",
-            max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
-            num_extra_slots=_num_draft_tokens(scheduler_config)
-            + _num_lookahead_tokens(scheduler_config),
-        ),
+        admission=_admission(scheduler_config, max_model_len, kv),
         max_model_len=max_model_len,
         leap=leap,
     )
     return Built(parts=parts, recorder=recorder, workload=workload, cost_model=cost_model)
+
+
+def _admission(config: SchedulerConfig, max_model_len: int, kv: KVCacheManager) -> Admission:
+    return Admission(
+        max_model_len,
+        kv,
+        config.on_impossible == "as_engine",
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_extra_slots=_num_draft_tokens(config) + _num_lookahead_tokens(config),
+    )
 
 
 def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
@@ -233,6 +245,14 @@ def _cost_model(loaded: LoadedConfig, config: Cost) -> CostModel:
         assert isinstance(config, CustomCost)
         cost_model = cls(loaded.model, loaded.gpu, **config.options)
     return cost_model
+
+
+def _with_residual_noise(cost_model: CostModel, seed: int) -> CostModel:
+    from simserve.cost.noise import ResidualNoise
+    from simserve.cost.profile import ProfileCost as ProfileCostModel
+
+    assert isinstance(cost_model, ProfileCostModel)
+    return ResidualNoise(cost_model, seed)
 
 
 def _num_draft_tokens(config: SchedulerConfig) -> int:

@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from simserve.config import distributions
 from simserve.config import workload as keys
 from simserve.config.loader import LoadedConfig
 from simserve.errors import ConfigError
 from simserve.workload import arrivals, lengths
+from simserve.workload.public import find_trace
 from simserve.workload.sessions import (
     SyntheticSessions,
     generate_sessions,
@@ -21,8 +23,9 @@ from simserve.workload.sessions import (
 )
 from simserve.workload.source import ConcurrencyCap, OpenLoop, Sessions, Source
 from simserve.workload.synthetic import RequestClass, SharedPrefix, Synthetic, generate
-from simserve.workload.trace import Trace, open_trace
-from simserve.workload.transform import Transforms
+
+if TYPE_CHECKING:
+    from simserve.workload.trace import Trace
 
 __all__ = ["BuiltWorkload", "build_workload"]
 
@@ -54,6 +57,8 @@ class BuiltWorkload:
     trace: Trace | None = None
     sessions: Sessions | None = None
     """The closed-loop conversations, if that is what the source is."""
+    shares_prefixes: bool = True
+    """Whether two prompts can begin alike."""
     counts: Counter[str] = field(default_factory=Counter)
     """What transforms dropped or changed; filled while the workload is read."""
 
@@ -63,7 +68,7 @@ def build_workload(loaded: LoadedConfig, seed: int) -> BuiltWorkload:
 
     Raises:
         ConfigError: values that do not go together.
-        TraceError: the trace file is wrong.
+        TraceError: the trace file is wrong, or is a public one that was not fetched.
     """
     config = loaded.config.workload
     try:
@@ -82,9 +87,12 @@ def build_workload(loaded: LoadedConfig, seed: int) -> BuiltWorkload:
 
 
 def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> BuiltWorkload:
+    from simserve.workload.trace import open_trace
+    from simserve.workload.transform import Transforms
+
     options: dict[str, Any] = dict(config.options)
     trace = open_trace(
-        loaded.path(config.path),
+        _file_of(loaded, config),
         format=config.format,
         on_bad_row=loaded.config.workload.on_bad_row,
         **options,
@@ -108,7 +116,14 @@ def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> 
         source = Sessions(group_sessions(requests))
     else:
         source = OpenLoop(requests, None if transforms != Transforms() else trace.num_requests)
-    return BuiltWorkload(source, trace=trace, counts=counts)
+    return BuiltWorkload(source, trace=trace, counts=counts, shares_prefixes=trace.shares_prefixes)
+
+
+def _file_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Path:
+    if config.name is not None:
+        return find_trace(config.name)
+    assert config.path is not None
+    return loaded.path(config.path)
 
 
 def _unless_one(factor: float) -> float | None:
@@ -126,7 +141,8 @@ def _synthetic(config: keys.SyntheticWorkload, seed: int) -> BuiltWorkload:
         if config.sessions is None
         else _conversations(config, config.sessions, arrival, seed)
     )
-    return BuiltWorkload(source, rate, burstiness)
+    shares = config.shared_prefix is not None or config.sessions is not None
+    return BuiltWorkload(source, rate, burstiness, shares_prefixes=shares)
 
 
 def _single_requests(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,23 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this code runs from; + after it: with local changes."""
+    """The commit of the checkout that this code runs from (+ after it: with local changes), or that
+    pip installed it from; None: it came as a package without one."""
     root = Path(simserve.__file__).parents[1]
     if not (root / ".git").exists():
-        return None
+        return _installed_commit()
     commit = _git(root, "rev-parse", "HEAD")
     return f"{commit}+" if commit and _git(root, "status", "--porcelain") else commit
+
+
+def _installed_commit() -> str | None:
+    """What pip has noted of an installation from a repository (PEP 610)."""
+    try:
+        noted = distribution("simserve").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    commit = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
+    return str(commit) if commit else None
 
 
 def _git(root: Path, *arguments: str) -> str | None:

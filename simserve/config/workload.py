@@ -6,8 +6,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from simserve.config.base import Count, Positive, Registered, Seconds, Shape, StrictModel
+from simserve.config.base import (
+    Count,
+    OneOf,
+    Positive,
+    Registered,
+    Seconds,
+    Shape,
+    StrictModel,
+)
 from simserve.config.distributions import Arrival, ConstantLength, Immediate, Length
+from simserve.workload.public import public_names
 
 __all__ = [
     "RequestClass",
@@ -22,8 +31,10 @@ __all__ = [
 class TraceWorkload(StrictModel):
     """Requests from a file. The transforms apply in the order in which they stand here."""
 
-    path: Annotated[str, Field(min_length=1)]
-    """The trace file, relative to this configuration file."""
+    path: Annotated[str, Field(min_length=1)] | None = None
+    """The trace file, relative to this configuration file; or name."""
+    name: Annotated[str, OneOf("public trace", public_names)] | None = None
+    """A public trace that `simserve trace fetch` has downloaded."""
     format: Annotated[str, Registered("readers", "auto")] = "auto"
     """Name of the format; auto looks at the beginning of the file."""
     options: dict[str, JsonValue] = {}
@@ -48,6 +59,12 @@ class TraceWorkload(StrictModel):
     """Cap on the output length (tokens)."""
     num_requests: Count | None = None
     """Take the first so many requests."""
+
+    @model_validator(mode="after")
+    def _one_file(self) -> Self:
+        if (self.path is None) == (self.name is None):
+            raise ValueError("needs either path or name" + (", not both" if self.path else ""))
+        return self
 
     @model_validator(mode="after")
     def _slice(self) -> Self:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.metrics.quantiles import Sample
-from simserve.metrics.recorder import RunData
+from simserve.metrics.recorder import RequestRows, RunData
 from simserve.metrics.request_log import Outcome
 
 __all__ = ["METRICS", "Latencies", "View", "sample"]
@@ -53,9 +53,9 @@ class Latencies:
     """Longest gap."""
 
     @classmethod
-    def of(cls, data: RunData) -> Latencies:
+    def of(cls, rows: RunData | RequestRows) -> Latencies:
         """The latencies of all requests, whatever became of them."""
-        requests, times = data.requests, data.times
+        requests, times = rows.requests, rows.times
         first, last = times.first_token_s, times.last_token_s
         gaps = np.where(times.num_tokens > 1, times.num_tokens - 1.0, np.nan)
         return cls(

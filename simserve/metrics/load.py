@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.metrics.latency import View
-from simserve.metrics.recorder import RunData
+from simserve.metrics.recorder import RunData, StepRows
 
 __all__ = ["concurrency", "kv_cache_usage", "peak_concurrency", "peak_tokens", "step_mean"]
 
 Floats = NDArray[np.float64]
 
 
-def kv_cache_usage(data: RunData) -> Floats:
+def kv_cache_usage(data: RunData | StepRows) -> Floats:
     """Share of the usable blocks (all but the null block) in use, shape [steps]."""
     return 1.0 - data.steps.num_free_blocks / max(data.num_gpu_blocks - 1, 1)
 

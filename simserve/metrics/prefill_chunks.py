@@ -60,12 +60,27 @@ class PrefillLog:
         """These requests have ended."""
         self.open.difference_update(request_ids)
 
-    def chunks(self, num_rows: int) -> PrefillChunks:
-        """All chunks so far."""
+    def take(self, first: int, stop: int) -> PrefillChunks:
+        """Hand out the chunks of rows `first` ... `stop - 1`; they are not kept."""
+        columns = [np.array(column) for column in (self._rows, self._steps, self._tokens)]
+        inside = columns[0] < stop
+        rest = [array("q", column[~inside].tobytes()) for column in columns]
+        self._rows, self._steps, self._tokens = rest
+        rows, steps, tokens = (column[inside] for column in columns)
+        return _by_row(rows - first, steps, tokens, stop - first)
+
+    def rest(self, first: int, num_rows: int) -> PrefillChunks:
+        """The chunks of rows from `first` on."""
         rows, steps, tokens = (
             np.array(values, dtype=np.int64) for values in (self._rows, self._steps, self._tokens)
         )
-        order = np.argsort(rows, kind="stable")
-        offsets = np.zeros(num_rows + 1, dtype=np.int64)
-        np.cumsum(np.bincount(rows, minlength=num_rows), out=offsets[1:])
-        return PrefillChunks(offsets, steps[order], tokens[order])
+        return _by_row(rows - first, steps, tokens, num_rows - first)
+
+
+def _by_row(
+    rows: NDArray[np.int64], steps: NDArray[np.int64], tokens: NDArray[np.int64], num_rows: int
+) -> PrefillChunks:
+    order = np.argsort(rows, kind="stable")
+    offsets = np.zeros(num_rows + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=num_rows), out=offsets[1:])
+    return PrefillChunks(offsets, steps[order], tokens[order])

@@ -16,8 +16,10 @@ class SharingProbe:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._contents: set[int] = set()
-        self._identities: set[int] = set()
+        self._seen: dict[int, int] = {}
+        """Identity of the first prompt with each content."""
+        self._others: set[int] = set()
+        """Identities of later ones that differ from it."""
         self._any_long = False
         self._same_content = False
         self._same_identity = False
@@ -28,16 +30,29 @@ class SharingProbe:
             return
         self._any_long = True
         content = self._content(request)
+        identity = self._identity(request, content)
+        first = self._seen.get(content)
+        if first is None:
+            self._seen[content] = identity
+            return
+        self._same_content = True
+        if first == identity or identity in self._others:
+            self._same_identity = True
+        else:
+            self._others.add(identity)
+
+    def _identity(self, request: TraceRequest, content: int) -> int:
+        """Hash of all that a first block's key is made of."""
         items = tuple(
-            (item.identifier, item.offset)
-            for item in request.mm_items
-            if item.offset < self._block_size
+            [
+                (item.identifier, item.offset)
+                for item in request.mm_items
+                if item.offset < self._block_size
+            ]
         )
-        identity = hash((content, request.cache_salt, request.lora_id, items))
-        self._same_content |= content in self._contents
-        self._same_identity |= identity in self._identities
-        self._contents.add(content)
-        self._identities.add(identity)
+        if request.cache_salt is None and request.lora_id is None and not items:
+            return content
+        return hash((content, request.cache_salt, request.lora_id, items))
 
     def _content(self, request: TraceRequest) -> int:
         """Hash of the tokens of the first block, which the prompt has in full."""

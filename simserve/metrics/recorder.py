@@ -1,13 +1,15 @@
 """Listens to the engine and keeps what all statistics are made of.
 
 Called once a run of steps with plans of hundreds of requests, so it spends time on what changes
-between steps only. Nothing is computed before `data()`.
+between steps only. Given a sink, it hands out rows a large group at a time and keeps the numbers
+that a summary needs; without one, everything stays here until `data()`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from simserve.errors import SimserveError
 from simserve.metrics.prefill_chunks import PrefillChunks, PrefillLog
@@ -17,13 +19,49 @@ from simserve.metrics.step_log import StepColumns, StepLog
 from simserve.metrics.token_times import TokenLog, TokenTimes
 from simserve.protocols import StepRecord
 from simserve.types import Kind, Request, Status, StepPlan, TraceRequest
+from simserve.workload.prefix_tree import PrefixTree
 
-__all__ = ["RunData", "RunRecorder"]
+__all__ = ["ROW_GROUP", "RequestRows", "RowSink", "RunData", "RunRecorder", "StepRows"]
+
+ROW_GROUP = 1 << 15
+"""Rows that are handed out at a time."""
+
+
+class RequestRows(NamedTuple):
+    """Some requests that follow one another in the order in which the engine took them in."""
+
+    requests: RequestColumns
+    times: TokenTimes
+    prefills: PrefillChunks
+
+
+class StepRows(NamedTuple):
+    """Some steps that follow one another."""
+
+    steps: StepColumns
+    num_gpu_blocks: int
+    enable_prefix_caching: bool
+
+
+class RowSink(Protocol):
+    """Takes the rows of a run's two tables, each in order and whole groups but for the last."""
+
+    def add_requests(self, rows: RequestRows) -> None:
+        """`ROW_GROUP` requests that have all ended, or the last ones."""
+        ...
+
+    def add_steps(self, rows: StepRows) -> None:
+        """`ROW_GROUP` steps, or the last ones."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
 class RunData:
-    """Everything measured in one simulation. Times are seconds on the engine's clock."""
+    """Everything measured in one simulation. Times are seconds on the engine's clock.
+
+    After rows were handed to a sink, what no summary needs is not here: texts and prefills of
+    requests, parts of steps.
+    """
 
     status: str
     end_s: float
@@ -45,9 +83,16 @@ class RunData:
 
 
 class RunRecorder:
-    """The recorder of one simulation (protocol `Recorder`). `num_gpu_blocks` counts the null block.
+    """The recorder of one simulation (protocol `Recorder`).
 
-    `decode_threshold`: a request with at most so many tokens in a step counts as a decode.
+    Args:
+        num_gpu_blocks: size of the pool, the null block included.
+        block_size: tokens per block.
+        enable_prefix_caching: whether there is a prefix cache.
+        decode_threshold: a request with at most so many tokens in a step counts as a decode.
+        sink: takes all rows of the tables.
+        row_group: how many at a time.
+        shares_prefixes: whether prompts can begin alike; if not, no common prefix is looked for.
     """
 
     def __init__(
@@ -57,13 +102,20 @@ class RunRecorder:
         block_size: int,
         enable_prefix_caching: bool = True,
         decode_threshold: int = 1,
+        sink: RowSink | None = None,
+        row_group: int = ROW_GROUP,
+        shares_prefixes: bool = True,
     ) -> None:
         self._num_gpu_blocks = num_gpu_blocks
         self._enable_prefix_caching = enable_prefix_caching
-        self._requests = RequestLog()
+        self._sink = sink
+        self._row_group = row_group
+        self._requests = RequestLog(row_group)
         self._steps = StepLog(decode_threshold)
         self._tokens = TokenLog()
         self._probe = SharingProbe(block_size) if enable_prefix_caching else None
+        # Without anything to share, a tree of all prompts would only take memory.
+        self._prefixes = PrefixTree(block_size) if shares_prefixes else None
         self._num_lookups = 0
         self._prompt_lens: dict[str, int] = {}
         self._computed: dict[str, int] = {}
@@ -84,7 +136,8 @@ class RunRecorder:
     def arrived(self, request: TraceRequest, now_s: float) -> None:
         """The engine took a request in at `now_s`."""
         self._prompt_lens[request.request_id] = prompt_len = request.prompt_len
-        self._requests.add(request, prompt_len, now_s)
+        common = self._prefixes.common_len(request) if self._prefixes is not None else 0
+        self._requests.add(request, prompt_len, now_s, common)
         if self._probe is not None:
             self._probe.see(request, prompt_len)
 
@@ -118,6 +171,8 @@ class RunRecorder:
         if record.output.finished:
             now_s = record.result.ends_s[-1]
             self._end(record.output.finished, Outcome.COMPLETED, now_s)
+            if self._sink is not None:
+                self._hand_out(self._sink)
 
     def ended(self, status: str, now_s: float, unfinished: Sequence[Request]) -> None:
         """The simulation is over.
@@ -134,7 +189,7 @@ class RunRecorder:
         self._ended = (status, now_s)
 
     def data(self) -> RunData:
-        """All that was measured; call it after `ended`.
+        """All that was measured; call it after `ended`, once if there is a sink.
 
         Raises:
             SimserveError: the simulation has not ended, or a column lacks values.
@@ -142,6 +197,12 @@ class RunRecorder:
         if self._ended is None:
             raise SimserveError("the simulation has not ended yet")
         status, end_s = self._ended
+        if self._sink is not None:
+            self._hand_out(self._sink)
+            self._sink.add_steps(self._step_rows(self._steps.rest()))
+        rest = self._last_requests()
+        if self._sink is not None:
+            self._sink.add_requests(rest)
         steps = self._steps.columns()
         evicted = int(steps.evicted_cached_blocks.sum())
         # Without a probe the cache is off or has hit; with no step nothing could have hit.
@@ -151,8 +212,8 @@ class RunRecorder:
             end_s=end_s,
             requests=self._requests.columns(),
             steps=steps,
-            times=self._tokens.times(steps.end_s, len(self._requests)),
-            prefills=self._prefills.chunks(len(self._requests)),
+            times=self._tokens.times(steps.end_s, rest.times),
+            prefills=rest.prefills,
             num_gpu_blocks=self._num_gpu_blocks,
             enable_prefix_caching=self._enable_prefix_caching,
             num_ghosts=self._num_ghosts,
@@ -160,6 +221,33 @@ class RunRecorder:
             prefix_cache_note=None
             if silent or self._probe is None
             else self._probe.note(self._num_lookups, evicted),
+        )
+
+    def _hand_out(self, sink: RowSink) -> None:
+        """Give the sink what makes whole groups."""
+        group = self._row_group
+        while self._steps.num_steps - self._steps.num_taken >= group:
+            sink.add_steps(self._step_rows(self._steps.take(group)))
+        while self._requests.may_take:
+            first = self._requests.num_taken
+            sink.add_requests(
+                RequestRows(
+                    self._requests.take(),
+                    self._tokens.take(self._steps.ends_s(), first, first + group),
+                    self._prefills.take(first, first + group),
+                )
+            )
+
+    def _step_rows(self, steps: StepColumns) -> StepRows:
+        return StepRows(steps, self._num_gpu_blocks, self._enable_prefix_caching)
+
+    def _last_requests(self) -> RequestRows:
+        """The requests that no sink has got so far."""
+        first, num_rows = self._requests.num_taken, len(self._requests)
+        return RequestRows(
+            self._requests.rest(),
+            self._tokens.rest(self._steps.ends_s(), first, num_rows),
+            self._prefills.rest(first, num_rows),
         )
 
     def _admissions(self, plan: StepPlan, count: int, step: int, scheduled_at_s: float) -> None:

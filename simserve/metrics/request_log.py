@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from math import nan
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +31,10 @@ class Outcome(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class RequestColumns:
-    """One value a request; every array has shape [requests]. Times NaN and -1 mean: never."""
+    """One value a request; every array has shape [requests]. Times NaN and -1 mean: never.
+
+    The lists are empty where rows have been handed out and only their numbers are left.
+    """
 
     request_ids: list[str]
     class_names: tuple[str, ...]
@@ -45,6 +50,7 @@ class RequestColumns:
     input_length: NDArray[np.int64]
     requested_output_length: NDArray[np.int64]
     cached_tokens: NDArray[np.int64]
+    common_prefix_tokens: NDArray[np.int64]
     recomputed_tokens: NDArray[np.int64]
     num_preemptions: NDArray[np.int64]
     priority: NDArray[np.int64]
@@ -55,9 +61,33 @@ class RequestColumns:
     errors: dict[int, str]
     """Why a request was rejected, by row."""
 
+    @property
+    def num_requests(self) -> int:
+        """Number of requests."""
+        return len(self.arrival_s)
+
     def are(self, outcome: Outcome) -> NDArray[np.bool_]:
         """Mask of the requests with this outcome."""
         return np.equal(self.outcome, int(outcome))
+
+    @classmethod
+    def joined(cls, pieces: Sequence[RequestColumns]) -> RequestColumns:
+        """The numbers of pieces that follow one another, without the lists."""
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in ARRAYS
+        }
+        names = pieces[-1].class_names
+        return cls(
+            request_ids=[], class_names=names, sessions=[], finish_reasons=[], errors={}, **arrays
+        )
+
+
+ARRAYS = tuple(
+    field.name
+    for field in fields(RequestColumns)
+    if field.name not in ("request_ids", "class_names", "sessions", "finish_reasons", "errors")
+)
+"""Names of the columns that are arrays."""
 
 
 class Second(IntEnum):
@@ -79,6 +109,7 @@ class Number(IntEnum):
     PRIORITY = 4
     TURN = 5
     OUTCOME = 6
+    COMMON_PREFIX = 7
 
 
 # Plain numbers: an enum's member costs more to use as one.
@@ -89,10 +120,20 @@ _QUEUED = int(Outcome.QUEUED)
 
 
 class RequestLog:
-    """Rows in typed arrays. `rows` maps the requests that have not ended to their rows."""
+    """Rows in typed arrays. `rows` maps the requests that have not ended to their rows.
 
-    def __init__(self) -> None:
+    `group`: rows are handed out so many at a time, in order, when all of them have ended.
+    """
+
+    def __init__(self, group: int) -> None:
         self.rows: dict[str, int] = {}
+        self.num_taken = 0
+        """Rows handed out, the first ones."""
+        self._group = group
+        self._num_ended: Counter[int] = Counter()
+        """Requests that have ended, by group."""
+        self._taken: list[RequestColumns] = []
+        """The numbers of rows handed out."""
         self.recomputed_tokens: Counter[int] = Counter()
         self.num_preemptions: Counter[int] = Counter()
         """By row, as `recomputed_tokens`."""
@@ -105,10 +146,12 @@ class RequestLog:
         self._numbers = array("q")
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self.num_taken + len(self._ids)
 
-    def add(self, request: TraceRequest, prompt_len: int, queued_s: float) -> None:
-        """Begin the row of a request.
+    def add(
+        self, request: TraceRequest, prompt_len: int, queued_s: float, common_prefix: int = -1
+    ) -> None:
+        """Begin the row of a request; `common_prefix`: prompt tokens that one before had too.
 
         Raises:
             SimserveError: a request of this id has not ended yet.
@@ -118,27 +161,28 @@ class RequestLog:
                 f"request id '{request.request_id}' arrived again before the first one ended; "
                 "ids must be unique"
             )
-        self.rows[request.request_id] = len(self._ids)
+        self.rows[request.request_id] = len(self)
         self._ids.append(request.request_id)
         self._sessions.append(request.session)
         self._reasons.append(None)
         self._seconds.extend((request.arrival_s, queued_s, nan, nan))
         class_code = self._classes.setdefault(request.class_, len(self._classes))
         lengths = (prompt_len, request.output_len)
-        self._numbers.extend((class_code, *lengths, -1, request.priority, request.turn, _QUEUED))
+        place = (request.priority, request.turn)
+        self._numbers.extend((class_code, *lengths, -1, *place, _QUEUED, common_prefix))
 
     def scheduled(self, request_id: str, time_s: float) -> None:
         """A request was admitted for the first time; nothing if it has ended since."""
         row = self.rows.get(request_id)
         if row is not None:
-            self._seconds[row * _NUM_SECONDS + _SCHEDULED] = time_s
+            self._seconds[(row - self.num_taken) * _NUM_SECONDS + _SCHEDULED] = time_s
 
     def set_standing(self, request_id: str, outcome: Outcome, num_cached_tokens: int) -> None:
         """Where a request that has not ended stands when the simulation stops."""
         self._set_outcome(self.rows[request_id], outcome, num_cached_tokens)
 
     def _set_outcome(self, row: int, outcome: Outcome, num_cached_tokens: int) -> None:
-        first = row * _NUM_NUMBERS
+        first = (row - self.num_taken) * _NUM_NUMBERS
         self._numbers[first + _OUTCOME] = outcome
         self._numbers[first + _CACHED] = num_cached_tokens
 
@@ -162,22 +206,54 @@ class RequestLog:
                 "but it had ended before or never arrived"
             )
         self._set_outcome(row, outcome, num_cached_tokens)
-        self._reasons[row] = reason
-        self._seconds[row * _NUM_SECONDS + _ENDED] = now_s
+        place = row - self.num_taken
+        self._reasons[place] = reason
+        self._seconds[place * _NUM_SECONDS + _ENDED] = now_s
+        self._num_ended[row // self._group] += 1
 
     def reject(self, request: TraceRequest, reason: str, now_s: float) -> None:
         """A request was turned away, with or without having been taken in before."""
         if request.request_id not in self.rows:
             self.add(request, request.prompt_len, nan)
-        self._errors[self.rows[request.request_id]] = reason
+        self._errors[self.rows[request.request_id] - self.num_taken] = reason
         self.end(request.request_id, Outcome.REJECTED, "rejected", now_s)
 
+    @property
+    def may_take(self) -> bool:
+        """Whether the next group is full and all of its requests have ended."""
+        return self._num_ended[self.num_taken // self._group] == self._group
+
+    def take(self) -> RequestColumns:
+        """Hand out the next group of rows; only their numbers are kept."""
+        count = self._group
+        taken = self._columns(count)
+        self.num_taken += count
+        self._taken.append(RequestColumns.joined([taken]))
+        for column in (self._ids, self._sessions, self._reasons):
+            del column[:count]
+        del self._seconds[: count * _NUM_SECONDS], self._numbers[: count * _NUM_NUMBERS]
+        self._errors = {
+            place - count: error for place, error in self._errors.items() if place >= count
+        }
+        return taken
+
+    def rest(self) -> RequestColumns:
+        """The rows that are not handed out."""
+        return self._columns(len(self._ids))
+
     def columns(self) -> RequestColumns:
-        """All rows so far."""
-        seconds = np.array(self._seconds).reshape(-1, _NUM_SECONDS).T.copy()
-        numbers = np.array(self._numbers, dtype=np.int64).reshape(-1, _NUM_NUMBERS).T.copy()
+        """All rows so far; of those handed out, the numbers."""
+        rest = self.rest()
+        return RequestColumns.joined([*self._taken, rest]) if self._taken else rest
+
+    def _columns(self, count: int) -> RequestColumns:
+        """The first `count` of the rows that are here."""
+        seconds = np.array(self._seconds[: count * _NUM_SECONDS])
+        seconds = seconds.reshape(-1, _NUM_SECONDS).T.copy()
+        numbers = np.array(self._numbers[: count * _NUM_NUMBERS], dtype=np.int64)
+        numbers = numbers.reshape(-1, _NUM_NUMBERS).T.copy()
         return RequestColumns(
-            request_ids=self._ids,
+            request_ids=self._ids[:count],
             class_names=tuple(self._classes),
             class_code=numbers[Number.CLASS],
             arrival_s=seconds[Second.ARRIVAL],
@@ -187,18 +263,21 @@ class RequestLog:
             input_length=numbers[Number.INPUT],
             requested_output_length=numbers[Number.OUTPUT],
             cached_tokens=numbers[Number.CACHED],
-            recomputed_tokens=self._column(self.recomputed_tokens),
-            num_preemptions=self._column(self.num_preemptions),
+            common_prefix_tokens=numbers[Number.COMMON_PREFIX],
+            recomputed_tokens=self._column(self.recomputed_tokens, count),
+            num_preemptions=self._column(self.num_preemptions, count),
             priority=numbers[Number.PRIORITY],
             turn=numbers[Number.TURN],
             outcome=numbers[Number.OUTCOME],
-            sessions=self._sessions,
-            finish_reasons=self._reasons,
-            errors=self._errors,
+            sessions=self._sessions[:count],
+            finish_reasons=self._reasons[:count],
+            errors={place: error for place, error in self._errors.items() if place < count},
         )
 
-    def _column(self, counts: Counter[int]) -> NDArray[np.int64]:
-        """What was counted by row; most rows have none."""
-        column = np.zeros(len(self._ids), dtype=np.int64)
-        column[list(counts)] = list(counts.values())
+    def _column(self, counts: Counter[int], count: int) -> NDArray[np.int64]:
+        """What was counted by row, for the first `count` rows here; most rows have none."""
+        column = np.zeros(count, dtype=np.int64)
+        for row, value in counts.items():
+            if 0 <= row - self.num_taken < count:
+                column[row - self.num_taken] = value
         return column

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +15,15 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["RunResult"]
-
-TABLE_METRICS = ("ttft", "itl", "tpot", "e2el")
-TABLE_STATISTICS = ("mean", "p50", "p95", "p99")
+__all__ = ["RunFacts", "RunResult"]
 
 
 @dataclass(slots=True, kw_only=True)
-class RunResult:
-    """Everything a run came to. Holds plain data only: it pickles, and opens no file."""
+class RunFacts:
+    """What a run came to, but for its tables."""
 
     summary_dict: dict[str, Scalar]
     """One flat dict under vLLM's keys."""
-    requests_table: pa.Table
-    steps_table: pa.Table
     config: str = ""
     """The resolved configuration as YAML."""
     env: Mapping[str, Any] = field(default_factory=dict)
@@ -37,6 +31,26 @@ class RunResult:
     warnings: tuple[str, ...] = ()
     repetitions: tuple[Mapping[str, Scalar], ...] = ()
     """The summaries of all repetitions if there were several; the tables are the first's."""
+
+    def with_tables(self, requests_table: pa.Table, steps_table: pa.Table) -> RunResult:
+        """The same with tables."""
+        return RunResult(
+            summary_dict=self.summary_dict,
+            config=self.config,
+            env=self.env,
+            warnings=self.warnings,
+            repetitions=self.repetitions,
+            requests_table=requests_table,
+            steps_table=steps_table,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult(RunFacts):
+    """Everything a run came to. Holds plain data only: it pickles, and opens no file."""
+
+    requests_table: pa.Table
+    steps_table: pa.Table
 
     @classmethod
     def of(
@@ -97,22 +111,6 @@ class RunResult:
         return write_run(path, self, overwrite=overwrite, picture=picture)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name} (ms)</th>" for name in TABLE_STATISTICS)
-        rows = "".join(
-            f"<tr><th>{metric.upper()}</th>"
-            + "".join(f"<td>{self._shown(f'{name}_{metric}_ms')}</td>" for name in TABLE_STATISTICS)
-            + "</tr>"
-            for metric in TABLE_METRICS
-        )
-        facts = ", ".join(
-            f"{escape(key)} {self._shown(key)}"
-            for key in ("completed", "failed", "duration", "output_throughput", "num_preemptions")
-        )
-        notes = "".join(f"<p>{escape(warning)}</p>" for warning in self.warnings)
-        return f"<table><tr><th></th>{head}</tr>{rows}</table><p>{facts}</p>{notes}"
+        from simserve.metrics.display import as_html
 
-    def _shown(self, key: str) -> str:
-        value = self.summary_dict.get(key)
-        if value is None:
-            return "–"
-        return f"{value:,.2f}" if isinstance(value, float) else escape(str(value))
+        return as_html(self)

@@ -5,7 +5,8 @@
     steps.parquet     one row a step                 config.yaml  the resolved configuration
     env.json          versions and machine
 
-A directory is written under a temporary name beside its place and renamed when it is complete.
+A directory is written under a temporary name beside its place, its tables while the run goes on,
+and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from simserve.errors import RunDirectoryError
-from simserve.metrics.result import RunResult
+from simserve.metrics.options import Scalar
+from simserve.metrics.result import RunFacts, RunResult
+from simserve.metrics.table_file import REQUESTS, STEPS, TableFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PICTURE", "check_writable", "read_run", "write_run"]
+__all__ = ["PICTURE", "NewRun", "RunParts", "new_run", "read_parts", "read_run", "write_run"]
 
 SUMMARY = "summary.json"
 PICTURE = "run.png"
@@ -40,42 +43,77 @@ def write_run(
         RunDirectoryError: `path` exists and `overwrite` is not set, or what stands there is no
             run directory, or the files cannot be written.
     """
-    from simserve.metrics.tables import write_parquet
-
-    path = Path(path)
-    _check_target(path, overwrite)
-    try:
-        with _complete_or_absent(path) as folder:
-            _write_json(folder / SUMMARY, [_with_details(result)])
-            for number, summary in enumerate(result.repetitions):
-                _write_json(folder / f"run={number}.json", dict(summary))
-            write_parquet(result.requests_table, folder / "requests.parquet")
-            write_parquet(result.steps_table, folder / "steps.parquet")
-            (folder / "config.yaml").write_text(result.config, encoding="utf-8", newline="\n")
-            _write_json(folder / "env.json", {**result.env, "warnings": list(result.warnings)})
-            if picture is not None:
-                (folder / PICTURE).write_bytes(picture)
-    except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot write the run directory: {error}") from error
-    return path
+    with new_run(path, overwrite=overwrite) as new:
+        new.tables.write(result.requests_table, result.steps_table)
+        new.close(result)
+        return new.take_place(picture)
 
 
-def check_writable(path: str | Path, *, overwrite: bool = False) -> None:
-    """Find out before a long run whether its directory could be written.
+@contextmanager
+def new_run(
+    path: str | Path, *, overwrite: bool = False, save_detailed: bool = False
+) -> Iterator[NewRun]:
+    """Begin a run directory. If it has not taken its place when the block ends, it is gone.
 
     Raises:
-        RunDirectoryError: as `write_run` would.
+        RunDirectoryError: as `write_run`.
     """
     path = Path(path)
     try:
         str(path).encode()
         _check_target(path, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.parent / f".{path.name}.{uuid4().hex[:8]}.partial"
-        probe.mkdir()
-        probe.rmdir()
+        folder = path.parent / f".{path.name}.{uuid4().hex[:8]}.partial"
+        folder.mkdir()
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{path!s:.200}: cannot write there: {error}") from error
+    try:
+        yield NewRun(path, folder, save_detailed)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class NewRun:
+    """A run directory in the making, in a `folder` that becomes `path`."""
+
+    def __init__(self, path: Path, folder: Path, save_detailed: bool) -> None:
+        self.tables = TableFiles(folder, save_detailed)
+        """Takes the rows while the run goes on."""
+        self._path = path
+        self._folder = folder
+
+    def close(self, facts: RunFacts) -> None:
+        """The run is over: complete the tables, and write what it came to."""
+        folder = self._folder
+        with self._naming_errors():
+            self.tables.close()
+            _write_json(folder / SUMMARY, [{**facts.summary_dict, **_details(folder / REQUESTS)}])
+            for number, repetition in enumerate(facts.repetitions):
+                _write_json(folder / f"run={number}.json", dict(repetition))
+            (folder / "config.yaml").write_text(facts.config, encoding="utf-8", newline="\n")
+            _write_json(folder / "env.json", {**facts.env, "warnings": list(facts.warnings)})
+
+    def result(self, facts: RunFacts) -> RunResult:
+        """The run with its tables, read back."""
+        return facts.with_tables(
+            _read_table(self._folder / REQUESTS), _read_table(self._folder / STEPS)
+        )
+
+    def take_place(self, picture: bytes | None = None) -> Path:
+        """Give the directory its name; `picture` is the PNG of the run."""
+        with self._naming_errors():
+            if picture is not None:
+                (self._folder / PICTURE).write_bytes(picture)
+            _take_place(self._folder, self._path)
+        return self._path
+
+    @contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            message = f"{self._path}: cannot write the run directory: {error}"
+            raise RunDirectoryError(message) from error
 
 
 def read_run(path: str | Path) -> RunResult:
@@ -85,24 +123,63 @@ def read_run(path: str | Path) -> RunResult:
         RunDirectoryError: a file is missing or broken; the message names it.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise RunDirectoryError(f"{path}: there is no run directory of this name")
-    summaries = _read_json(path / SUMMARY)
-    if not isinstance(summaries, list) or len(summaries) != 1 or not isinstance(summaries[0], dict):
-        raise RunDirectoryError(f"{path / SUMMARY}: expected a list of one JSON object")
-    env = _read_json(path / "env.json")
-    if not isinstance(env, dict):
-        raise RunDirectoryError(f"{path / 'env.json'}: expected a JSON object")
+    summary, env = _read_summary(path), _read_env(path / "env.json")
     repetitions = sorted(path.glob("run=*.json"), key=lambda file: (len(file.name), file.name))
     return RunResult(
-        summary_dict={k: v for k, v in summaries[0].items() if not isinstance(v, list)},
-        requests_table=_read_table(path / "requests.parquet"),
-        steps_table=_read_table(path / "steps.parquet"),
+        summary_dict=summary,
+        requests_table=_read_table(path / REQUESTS),
+        steps_table=_read_table(path / STEPS),
         config=_read_text(path / "config.yaml"),
         warnings=tuple(env.pop("warnings", ())),
         env=env,
         repetitions=tuple(_read_json(file) for file in repetitions),
     )
+
+
+class RunParts(NamedTuple):
+    """Whatever there is of a run directory; empty or None: the file is not there."""
+
+    summary: Mapping[str, Scalar]
+    env: Mapping[str, Any]
+    config: str
+    requests: pa.Table | None
+    steps: pa.Table | None
+
+
+def read_parts(path: str | Path) -> RunParts:
+    """Read a run directory that may lack files: one of another tool, or of which some were lost.
+
+    Raises:
+        RunDirectoryError: there is no summary, or a file is broken; the message names it.
+    """
+    path = Path(path)
+    env, config = path / "env.json", path / "config.yaml"
+    requests, steps = (
+        _read_table(file) if file.is_file() else None for file in (path / REQUESTS, path / STEPS)
+    )
+    return RunParts(
+        summary=_read_summary(path),
+        env=_read_env(env) if env.is_file() else {},
+        config=_read_text(config) if config.is_file() else "",
+        requests=requests,
+        steps=steps,
+    )
+
+
+def _read_summary(path: Path) -> dict[str, Scalar]:
+    if not path.is_dir():
+        raise RunDirectoryError(f"{path}: there is no run directory of this name")
+    summaries = _read_json(path / SUMMARY)
+    if not isinstance(summaries, list) or len(summaries) != 1 or not isinstance(summaries[0], dict):
+        raise RunDirectoryError(f"{path / SUMMARY}: expected a list of one JSON object")
+    return {key: value for key, value in summaries[0].items() if not isinstance(value, list)}
+
+
+def _read_env(path: Path) -> dict[str, Any]:
+    env = _read_json(path)
+    if not isinstance(env, dict):
+        raise RunDirectoryError(f"{path}: expected a JSON object")
+    return env
 
 
 def _check_target(path: Path, overwrite: bool) -> None:
@@ -115,20 +192,6 @@ def _check_target(path: Path, overwrite: bool) -> None:
     is_run = path.is_dir() and not path.is_symlink()
     if not is_run or (any(path.iterdir()) and not (path / SUMMARY).is_file()):
         raise RunDirectoryError(f"{path}: is not a run directory, so it is not overwritten")
-
-
-@contextmanager
-def _complete_or_absent(path: Path) -> Iterator[Path]:
-    """A new folder beside `path` that takes its place when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = path.parent / f".{path.name}.{uuid4().hex[:8]}.partial"
-    folder.mkdir()
-    try:
-        yield folder
-        _take_place(folder, path)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _take_place(folder: Path, path: Path) -> None:
@@ -145,24 +208,25 @@ def _take_place(folder: Path, path: Path) -> None:
     shutil.rmtree(old)
 
 
-def _with_details(result: RunResult) -> dict[str, Any]:
-    """The summary, and vLLM's lists (seconds) if every gap was kept."""
-    summary: dict[str, Any] = dict(result.summary_dict)
-    table = result.requests_table
-    if "itl_ms" not in table.column_names:
-        return summary
-    rows = table.select(
-        [
-            "input_length",
-            "output_length",
-            "ttft_ms",
-            "itl_ms",
-            "e2el_ms",
-            "arrival_time_s",
-            "queue_time_ms",
-            "error",
-        ]
-    ).to_pydict()
+def _details(path: Path) -> dict[str, Any]:
+    """vLLM's lists (seconds), if every gap was kept in the table of requests."""
+    import pyarrow.parquet as pq
+
+    columns = [
+        "input_length",
+        "output_length",
+        "ttft_ms",
+        "itl_ms",
+        "e2el_ms",
+        "arrival_time_s",
+        "queue_time_ms",
+        "error",
+    ]
+    with pq.ParquetFile(path) as file:
+        if "itl_ms" not in file.schema_arrow.names:
+            return {}
+        rows = file.read(columns).to_pydict()
+    summary: dict[str, Any] = {}
     summary["input_lens"], summary["output_lens"] = rows["input_length"], rows["output_length"]
     summary["ttfts"] = _seconds(rows["ttft_ms"])
     summary["itls"] = [_seconds(gaps) for gaps in rows["itl_ms"]]

@@ -1,10 +1,11 @@
-"""Per-step columns, written a run of steps at a time and expanded to one row a step at the end."""
+"""Per-step columns, written a run of steps at a time and expanded to one row a step later."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from simserve.protocols import StepRecord
 
 __all__ = ["StepColumns", "StepLog"]
 
+Column = NDArray[Any]
 KNOWN_STOPS = ("budget", "max_num_seqs", "blocks", "preemption", "empty")
 NUM_FIELDS = 10
 """Whole numbers kept of a record."""
@@ -22,8 +24,10 @@ NUM_FIELDS = 10
 
 @dataclass(slots=True, kw_only=True)
 class StepColumns:
-    """One value a step; every array has shape [steps]. The row number is the step's id."""
+    """One value a step; every array has shape [steps]."""
 
+    first_id: int = 0
+    """Id of the first of the steps, which follow one another."""
     start_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     parts: dict[str, NDArray[np.float64]]
@@ -55,29 +59,91 @@ class StepColumns:
         """End minus start."""
         return self.end_s - self.start_s
 
+    def rows(self, start: int, stop: int) -> StepColumns:
+        """Steps `start` ... `stop - 1` of these."""
+        return self._changed(lambda column: column[start:stop], self.first_id + start)
+
+    def packed(self) -> StepColumns:
+        """What a summary is made of: no parts, and whole numbers in 32 bits where they fit."""
+        packed = self._changed(_narrow, self.first_id)
+        packed.parts = {}
+        return packed
+
+    def _changed(self, change: Callable[[Column], Column], first_id: int) -> StepColumns:
+        return StepColumns(
+            first_id=first_id,
+            parts={name: change(column) for name, column in self.parts.items()},
+            gauges={name: change(column) for name, column in self.gauges.items()},
+            admission_stops=self.admission_stops,
+            **{name: change(getattr(self, name)) for name in COLUMNS},
+        )
+
+    @classmethod
+    def joined(cls, pieces: Sequence[StepColumns]) -> StepColumns:
+        """Pieces that follow one another; NaN where a piece has no such part."""
+        if len(pieces) == 1:
+            return pieces[0]
+        parts = dict.fromkeys(name for piece in pieces for name in piece.parts)
+        return cls(
+            first_id=pieces[0].first_id,
+            parts={
+                name: np.concatenate(
+                    [piece.parts.get(name, np.full(piece.num_steps, np.nan)) for piece in pieces]
+                )
+                for name in parts
+            },
+            gauges={
+                name: np.concatenate([piece.gauges[name] for piece in pieces])
+                for name in pieces[-1].gauges
+            },
+            admission_stops=pieces[-1].admission_stops,
+            **{
+                name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS
+            },
+        )
+
+
+COLUMNS = tuple(
+    field.name
+    for field in fields(StepColumns)
+    if field.name not in ("first_id", "parts", "gauges", "admission_stops")
+)
+"""Names of the plain columns."""
+
 
 class StepLog:
     """Takes in step records. One that covers many steps costs as much as one that covers one."""
 
     CHUNK = 512
-    """Records whose parts are kept as they came before they are turned into arrays, all at once."""
+    """Records that are kept as they came before they are turned into numbers, all at once."""
 
     def __init__(self, decode_threshold: int = 1) -> None:
         self.num_steps = 0
         """Steps taken in so far."""
+        self.num_taken = 0
+        """Those of them that `take` has handed out, the first ones."""
         self._decode_threshold = decode_threshold
+        self._ends_s = array("d")
+        """Of all steps but those of the recent records."""
+        self._stops = {name: code for code, name in enumerate(KNOWN_STOPS)}
+        self._recent: list[StepRecord] = []
+        self._packed: list[StepColumns] = []
+        """What is kept of steps handed out."""
+        self._expanded: list[StepColumns] = []
+        """Further steps; those of the records below follow."""
+        self._num_expanded = 0
+        self._empty()
+
+    def _empty(self) -> None:
         self._runs = array("q")
         """`NUM_FIELDS` whole numbers a record."""
         self._starts_s = array("d")
         self._gaps_s = array("d")
-        """One a record, as the starts; the columns below have one value a step."""
-        self._ends_s = array("d")
+        """One a record, as the starts; the next two have one value a step."""
         self._free = array("q")
         self._evicted = array("q")
-        self._recent: list[tuple[int, Mapping[str, Any]]] = []
         self._parts: list[dict[str, NDArray[np.float64]]] = []
         self._gauges: dict[str, array[int]] = {}
-        self._stops = {name: code for code, name in enumerate(KNOWN_STOPS)}
 
     def add(self, record: StepRecord) -> None:
         """Append `record.run.count` steps.
@@ -85,34 +151,62 @@ class StepLog:
         Raises:
             SimserveError: a result or free-block column does not have one value a step.
         """
-        count = record.run.count
-        self.num_steps += count
-        self._runs.extend(self._numbers(record))
-        self._starts_s.append(record.start_s)
-        self._gaps_s.append(record.result.gap_s)
-        self._ends_s.extend(record.result.ends_s)
-        self._free.extend(record.num_free_blocks)
-        self._evicted.extend(record.num_evicted_blocks)
-        if not self.num_steps == len(self._ends_s) == len(self._free) == len(self._evicted):
+        count, result, free = record.run.count, record.result, record.num_free_blocks
+        if not count == len(result.ends_s) == len(free) == len(record.num_evicted_blocks):
             raise SimserveError(
                 f"a step result does not have one value for each of its {count} steps: "
-                f"{len(record.result.ends_s)} end times and {len(record.num_free_blocks)} "
-                "free-block counts"
+                f"{len(result.ends_s)} end times and {len(free)} free-block counts"
             )
-        self._recent.append((count, record.result.parts))
+        self.num_steps += count
+        self._recent.append(record)
         if len(self._recent) == self.CHUNK:
             self._pack()
-        for name, value in record.gauges.items():
-            self._gauges.setdefault(name, array("q")).append(value)
+
+    def ends_s(self) -> NDArray[np.float64]:
+        """When each step ended, from the first one on."""
+        self._pack()
+        return np.array(self._ends_s)
+
+    def take(self, count: int) -> StepColumns:
+        """Hand out the next `count` steps, and keep of them what a summary needs."""
+        steps = self.rest()
+        taken = steps.rows(0, count)
+        self.num_taken += count
+        self._packed.append(taken.packed())
+        self._expanded = [steps.rows(count, steps.num_steps)]
+        return taken
+
+    def rest(self) -> StepColumns:
+        """The steps that are not handed out."""
+        self._pack()
+        if self._runs or not self._expanded:
+            self._expanded = [StepColumns.joined([*self._expanded, self._expand()])]
+        return self._expanded[0]
+
+    def columns(self) -> StepColumns:
+        """All steps so far; without parts if some were handed out."""
+        rest = self.rest()
+        return StepColumns.joined([*self._packed, rest.packed()]) if self._packed else rest
 
     def _pack(self) -> None:
-        """Turn the parts of recent records into arrays."""
+        """Turn recent records into numbers."""
         recent, self._recent = self._recent, []
-        names = dict.fromkeys(name for _, parts in recent for name in parts)
-        self._parts.append({name: _column(recent, name) for name in names})
+        results = [record.result for record in recent]
+        self._runs.extend(chain.from_iterable(map(self._numbers, recent)))
+        self._starts_s.extend([record.start_s for record in recent])
+        self._gaps_s.extend([result.gap_s for result in results])
+        self._ends_s.extend(chain.from_iterable([result.ends_s for result in results]))
+        self._free.extend(chain.from_iterable([record.num_free_blocks for record in recent]))
+        self._evicted.extend(chain.from_iterable([r.num_evicted_blocks for r in recent]))
+        parts = [(record.run.count, record.result.parts) for record in recent]
+        names = dict.fromkeys(name for _, named in parts for name in named)
+        self._parts.append({name: _column(parts, name) for name in names})
+        for record in recent:
+            for name, value in record.gauges.items():
+                self._gauges.setdefault(name, array("q")).append(value)
 
     def _numbers(self, record: StepRecord) -> tuple[int, ...]:
-        """The whole numbers of a record, in the order in which `columns` reads them."""
+        """The whole numbers of a record, in the order in which `_expand` reads them."""
         plan, count = record.run
         num_tokens, threshold = plan.num_tokens, self._decode_threshold
         if threshold == 1:
@@ -132,22 +226,17 @@ class StepLog:
             self._stops.setdefault(plan.admission_stop, len(self._stops)),
         )
 
-    def columns(self) -> StepColumns:
-        """All steps so far, one value each.
-
-        Raises:
-            SimserveError: a result or free-block column does not have one value a step.
-        """
-        if self._recent:
-            self._pack()
+    def _expand(self) -> StepColumns:
+        """Turn the records into one value a step."""
         runs = np.array(self._runs).reshape(-1, NUM_FIELDS).T
         counts, first = runs[0], np.cumsum(runs[0]) - runs[0]
-        ends = np.array(self._ends_s)
+        ends = np.array(self._ends_s[self._num_expanded :])
         gaps = np.array(self._gaps_s).repeat(counts)
         starts = np.concatenate((ends[:1], ends[:-1] + gaps[:-1]))
         starts[first] = self._starts_s
         each = [np.repeat(column, counts) for column in runs]
-        return StepColumns(
+        columns = StepColumns(
+            first_id=self._num_expanded,
             start_s=starts,
             end_s=ends,
             parts=self._all_parts(),
@@ -165,6 +254,9 @@ class StepLog:
             admission_stops=tuple(self._stops),
             gauges={name: np.array(values) for name, values in self._gauges.items()},
         )
+        self._num_expanded = self.num_steps
+        self._empty()
+        return columns
 
     def _all_parts(self) -> dict[str, NDArray[np.float64]]:
         names = dict.fromkeys(name for parts in self._parts for name in parts)
@@ -198,6 +290,15 @@ def _column(recent: list[tuple[int, Mapping[str, Any]]], name: str) -> NDArray[n
                 f"part {name} of a step result has {len(seconds)} values for {count} steps"
             )
     return np.array(values)
+
+
+def _narrow(column: Column) -> Column:
+    """The same whole numbers in 32 bits, if they fit; other columns as they are."""
+    if column.dtype != np.int64 or not len(column):
+        return column
+    limits = np.iinfo(np.int32)
+    fits = limits.min <= column.min() and column.max() <= limits.max
+    return column.astype(np.int32) if fits else column
 
 
 def _only_at(

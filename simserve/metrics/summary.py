@@ -35,7 +35,7 @@ def summarise(data: RunData, info: RunInfo, options: MetricOptions) -> Summary:
         "label": info.label,
         "model_id": info.model_id,
         "tokenizer_id": info.tokenizer_id,
-        "num_prompts": len(data.requests.request_ids),
+        "num_prompts": data.requests.num_requests,
         "request_rate": info.request_rate,
         "burstiness": info.burstiness,
         "max_concurrency": info.max_concurrency,
@@ -62,7 +62,7 @@ def percentile_key(percentile: float) -> str:
 
 def _outcomes(data: RunData) -> Summary:
     count = {outcome: int(data.requests.are(outcome).sum()) for outcome in Outcome}
-    injected = len(data.requests.request_ids)
+    injected = data.requests.num_requests
     if sum(count.values()) != injected:
         raise SimserveError(f"{injected} requests were injected, but outcomes are {count}")
     return {

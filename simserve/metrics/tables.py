@@ -1,8 +1,7 @@
-"""The two tables of a run as Arrow tables, built column by column, and their Parquet form."""
+"""The two tables of a run as Arrow tables, built column by column."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,19 +9,19 @@ import numpy as np
 from simserve.metrics.arrow import column, items, lists, named, numbers, strings
 from simserve.metrics.latency import Latencies
 from simserve.metrics.load import kv_cache_usage
-from simserve.metrics.recorder import RunData
+from simserve.metrics.recorder import RequestRows, RunData, StepRows
 from simserve.metrics.request_log import Outcome
 from simserve.metrics.token_times import TokenTimes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["requests_table", "steps_table", "token_times", "write_parquet"]
+__all__ = ["requests_table", "steps_table", "token_times"]
 
 SCHEMA_VERSION = {b"simserve.schema_version": b"1"}
 
 
-def requests_table(data: RunData, save_detailed: bool = False) -> pa.Table:
+def requests_table(data: RunData | RequestRows, save_detailed: bool = False) -> pa.Table:
     """One row a request, in the order in which the engine took them in.
 
     `token_run_*` are lists of equal length: first step (row of the steps table), number of steps,
@@ -53,6 +52,9 @@ def requests_table(data: RunData, save_detailed: bool = False) -> pa.Table:
         "input_length": numbers(requests.input_length),
         "output_length": numbers(times.num_tokens),
         "requested_output_length": numbers(requests.requested_output_length),
+        "common_prefix_tokens": numbers(
+            requests.common_prefix_tokens, requests.common_prefix_tokens < 0
+        ),
         "cached_tokens": numbers(requests.cached_tokens, requests.cached_tokens < 0),
         "recomputed_tokens": numbers(requests.recomputed_tokens),
         "num_preemptions": numbers(requests.num_preemptions),
@@ -67,7 +69,7 @@ def requests_table(data: RunData, save_detailed: bool = False) -> pa.Table:
     return pa.table(columns).replace_schema_metadata(SCHEMA_VERSION)
 
 
-def _latency_columns(data: RunData) -> dict[str, Any]:
+def _latency_columns(data: RunData | RequestRows) -> dict[str, Any]:
     latencies = Latencies.of(data)
     names = (
         "queue_time",
@@ -98,14 +100,14 @@ def token_times(requests: pa.Table, steps: pa.Table) -> TokenTimes:
     return TokenTimes(column(steps, "end_s"), offsets, firsts, counts, tokens)
 
 
-def steps_table(data: RunData) -> pa.Table:
+def steps_table(data: RunData | StepRows) -> pa.Table:
     """One row a step; `parts.*` are the seconds that the executor's named parts took."""
     import pyarrow as pa
 
     steps = data.steps
     off = np.full(steps.num_steps, not data.enable_prefix_caching)
     columns: dict[str, Any] = {
-        "step_id": numbers(np.arange(steps.num_steps)),
+        "step_id": numbers(steps.first_id + np.arange(steps.num_steps)),
         "start_s": numbers(steps.start_s),
         "end_s": numbers(steps.end_s),
         "duration_s": numbers(steps.duration_s),
@@ -128,17 +130,3 @@ def steps_table(data: RunData) -> pa.Table:
     }
     columns |= {f"kv.{name}": numbers(values) for name, values in steps.gauges.items()}
     return pa.table(columns).replace_schema_metadata(SCHEMA_VERSION)
-
-
-def write_parquet(table: pa.Table, path: Path) -> None:
-    """Write a table with fixed settings: equal tables give equal bytes."""
-    import pyarrow.parquet as pq
-
-    pq.write_table(
-        table,
-        path,
-        version="2.6",
-        compression="snappy",
-        use_dictionary=True,
-        row_group_size=1 << 17,
-    )

@@ -41,6 +41,8 @@ class TokenLog:
         """Whether all runs in progress have one token per step."""
         self._paused: dict[str, int] = {}
         """Tokens in closed runs of requests that have not ended."""
+        self._taken: list[tuple[Ints, ...]] = []
+        """Of rows handed out: how many runs each has, and three columns of all runs."""
 
     def emit(
         self, ids: list[str], num_emitted: Sequence[int], step: int, rows: dict[str, int]
@@ -119,17 +121,44 @@ class TokenLog:
         _, first, tokens = self._open.get(request_id, (0, step, 0))
         return self._paused.get(request_id, 0) + (step - first) * tokens
 
-    def times(self, ends_s: Floats, num_rows: int) -> TokenTimes:
-        """All runs, those in progress closed at the last of the steps that end at `ends_s`."""
+    def take(self, ends_s: Floats, first: int, stop: int) -> TokenTimes:
+        """Hand out the runs of rows `first` ... `stop - 1`, whose requests have all ended."""
+        rows, *columns = self._columns()
+        inside = rows < stop
+        taken = _by_row(ends_s, rows[inside] - first, [c[inside] for c in columns], stop - first)
+        self._taken.append(taken.columns)
+        rest = [array("q", column[~inside].tobytes()) for column in (rows, *columns)]
+        self._rows, self._firsts, self._counts, self._tokens = rest
+        return taken
+
+    def rest(self, ends_s: Floats, first: int, num_rows: int) -> TokenTimes:
+        """The runs of rows from `first` on, those in progress closed after the last step."""
         self.finish(self._emitters, len(ends_s))
-        rows, firsts, counts, tokens = (
+        rows, *columns = self._columns()
+        return _by_row(ends_s, rows - first, columns, num_rows - first)
+
+    def times(self, ends_s: Floats, rest: TokenTimes) -> TokenTimes:
+        """All runs: those handed out, and the `rest`."""
+        if not self._taken:
+            return rest
+        pieces = zip(*self._taken, rest.columns, strict=True)
+        lengths, *columns = (np.concatenate(piece) for piece in pieces)
+        offsets = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        return TokenTimes(ends_s, offsets, *columns)
+
+    def _columns(self) -> list[Ints]:
+        return [
             np.array(column, dtype=np.int64)
             for column in (self._rows, self._firsts, self._counts, self._tokens)
-        )
-        order = np.argsort(rows, kind="stable")
-        offsets = np.zeros(num_rows + 1, dtype=np.int64)
-        np.cumsum(np.bincount(rows, minlength=num_rows), out=offsets[1:])
-        return TokenTimes(ends_s, offsets, firsts[order], counts[order], tokens[order])
+        ]
+
+
+def _by_row(ends_s: Floats, rows: Ints, columns: Sequence[Ints], num_rows: int) -> TokenTimes:
+    """Runs sorted by row, in each row by time."""
+    order = np.argsort(rows, kind="stable")
+    offsets = np.zeros(num_rows + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=num_rows), out=offsets[1:])
+    return TokenTimes(ends_s, offsets, *(column[order] for column in columns))
 
 
 class TokenTimes:
@@ -147,6 +176,11 @@ class TokenTimes:
         self.firsts = firsts
         self.counts = counts
         self.tokens = tokens
+
+    @property
+    def columns(self) -> tuple[Ints, ...]:
+        """How many runs each row has, and first step, steps and tokens of all of them."""
+        return np.diff(self.offsets), self.firsts, self.counts, self.tokens
 
     @property
     def num_rows(self) -> int:

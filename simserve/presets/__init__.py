@@ -1,1 +1,1 @@
-"""Data files: shapes of models and data sheets of GPUs, each with its source."""
+"""Data files: shapes of models, data sheets of GPUs, cost profiles, and where public traces are."""

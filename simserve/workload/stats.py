@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simserve.segments import Part, Segment, Segments
 from simserve.types import TraceRequest
+from simserve.workload.prefix_tree import PrefixTree
 
-__all__ = ["LengthStats", "PrefixTree", "TraceColumns", "TraceStats", "read_columns"]
+__all__ = ["LengthStats", "TraceColumns", "TraceStats", "read_columns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,74 +109,3 @@ def read_columns(requests: Iterable[TraceRequest], block_size: int = 16) -> Trac
         hit_len=hit_len,
         block_size=block_size,
     )
-
-
-class PrefixTree:
-    """A prefix cache without limit, over parts in place of blocks.
-
-    It knows every prompt and output so far, cached as soon as the request is seen; so its hits
-    are an upper bound for any real cache in the same order. Multimodal items are not looked at.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {block_size}")
-        self._block_size = block_size
-        self._roots: dict[tuple[str | None, int | str | None], int] = {}
-        """Places with nothing before them, by what else tells blocks apart: salt and adapter."""
-        self._longest: dict[tuple[int, Segment], int] = {}
-        """How many tokens of a segment have been seen to follow a place."""
-        self._next: dict[tuple[int, Segment, int], int] = {}
-        """The place after a place and a part."""
-        self._num_places = 0
-
-    def hit_len(self, request: TraceRequest) -> int:
-        """Tokens of the prompt in full cached blocks (never all of it); then remember it."""
-        key = (request.cache_salt, request.lora_id)
-        root = self._roots[key] = self._roots.get(key) or self._new_place()
-        parts = self._split_literals(request.prompt + request.output_parts)
-        # The last generated token is never computed, so it is never cached.
-        found = self._walk(root, parts, request.prompt_len + request.output_len - 1)
-        if request.prompt_logprobs:
-            return 0
-        usable = min(found, request.prompt_len - 1)
-        return usable - usable % self._block_size
-
-    def _split_literals(self, parts: Segments) -> list[Part]:
-        """Cut literal token ids at block boundaries: they share tokens without sharing a name."""
-        split: list[Part] = []
-        offset = 0
-        for segment, length in parts:
-            if not isinstance(segment, tuple):
-                split.append((segment, length))
-                offset += length
-                continue
-            start = 0
-            while start < length:
-                stop = min(length, start + self._block_size - offset % self._block_size)
-                split.append((segment[start:stop], stop - start))
-                offset += stop - start
-                start = stop
-        return split
-
-    def _new_place(self) -> int:
-        self._num_places += 1
-        return self._num_places
-
-    def _walk(self, place: int, parts: list[Part], limit: int) -> int:
-        """Remember the first `limit` tokens of `parts`; how many of them were known."""
-        found, known = 0, True
-        for segment, part_len in parts:
-            length = min(part_len, limit)
-            if length <= 0:
-                break
-            longest = self._longest.get((place, segment), 0)
-            if known:
-                found += min(length, longest)
-            if length > longest:
-                self._longest[place, segment] = length
-            limit -= length
-            key = (place, segment, length)
-            known = known and key in self._next
-            place = self._next[key] = self._next.get(key) or self._new_place()
-        return found

@@ -118,6 +118,11 @@ class Trace:
         """Requests that `requests()` hands out."""
         return self.report.num_requests
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the format can say that prompts begin alike."""
+        return getattr(self._reader, "shares_prefixes", True)
+
     def requests(self) -> Iterator[TraceRequest]:
         """Fresh requests, in order of arrival (ties in file order), the first at 0.0 s.
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import simserve
 from simserve.cli.trace import app
 from simserve.cli.trace_generate import parse_length
-from simserve.errors import SimserveError
+from simserve.errors import SimserveError, TraceError
 from simserve.types import TraceRequest
 from simserve.workload.lengths import ConstantLength, LognormalLength, UniformLength, ZipfLength
+from simserve.workload.public import public_names, public_trace
 from simserve.workload.trace import open_trace
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -323,3 +328,61 @@ def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere" / "x.png"):
         with pytest.raises(SimserveError, match="cannot write the picture"):
             call("inspect", trace, "--plot", place)
+
+
+# --- public traces
+
+
+def test_the_list_says_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMSERVE_CACHE", str(tmp_path))
+    monkeypatch.delenv("SIMSERVE_TRACES", raising=False)
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "burstgpt.csv").write_text("")
+    _, shown = call("list")
+    rows = [line for line in shown.splitlines() if line.startswith("│")]
+    here = {row.split()[1] for row in rows if row.rstrip(" │").endswith("yes")}
+    assert here == {"burstgpt"}
+    assert {row.split()[1] for row in rows} >= set(public_names())
+    for name in public_names():
+        assert public_trace(name).url in shown
+    assert f"fetched into {tmp_path / 'traces'}" in shown
+
+
+def test_fetched_traces_are_named_with_whom_to_cite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIMSERVE_CACHE", str(tmp_path))
+    content = b"rows"
+    trace = replace(public_trace("burstgpt"), sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr("simserve.workload.public.public_trace", lambda name: trace)
+    monkeypatch.setattr("simserve.workload.fetch.urlopen", lambda *_, **__: Answer(content))
+    path = tmp_path / "traces" / "burstgpt.csv"
+    status, shown = call("fetch", "burstgpt")
+    assert (status, path.read_bytes()) == (0, content)
+    assert f"{path}: fetched, SHA-256 as published" in shown
+    assert trace.licence in shown
+    assert trace.attribution in shown
+    assert "workload: {trace: {name: burstgpt}}" in shown
+    assert f"{path}: was there already" in call("fetch", "burstgpt")[1]
+
+
+class Answer(io.BytesIO):
+    """What a server sends."""
+
+    status = 200
+    length = None
+
+
+def test_a_configuration_may_name_a_public_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"model": "llama-3.1-8b", "workload": {"trace": {"name": "azure2023_conv"}}}
+    monkeypatch.setenv("SIMSERVE_CACHE", str(tmp_path))
+    monkeypatch.delenv("SIMSERVE_TRACES", raising=False)
+    with pytest.raises(TraceError, match="run `simserve trace fetch azure2023_conv`"):
+        simserve.run(config)
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "azure2023_conv.csv").write_text(rows)
+    monkeypatch.setattr("simserve.workload.public.PublicTrace.is_at", lambda *_: True)
+    assert simserve.run(config).summary_dict["total_input_tokens"] == 48

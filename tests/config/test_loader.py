@@ -138,7 +138,7 @@ def test_a_resolved_configuration_loads_as_itself(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers(-(10**9), 10**9) | st.booleans()))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_text_survives_being_written(metadata: dict[str, str | int | bool]) -> None:
     from simserve.config.yaml_text import parse_yaml
 
@@ -149,7 +149,7 @@ def test_any_text_survives_being_written(metadata: dict[str, str | int | bool]) 
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_mutated_files_give_an_error_or_a_configuration(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -189,7 +189,7 @@ VALUES = st.recursive(
     st.sampled_from(["scheduler", "workload", "executor", "kv_cache", "metrics"]),
     VALUES,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_tree_gives_an_error_or_a_configuration(
     tree: dict[str, object], key: str, value: object
 ) -> None:

@@ -133,7 +133,9 @@ def test_a_mistake_is_named_where_it_stands(
 WORKLOADS = [
     ("workload: {}", 2, 1, "workload", "needs either trace or synthetic"),
     ("workload: {trace: {path: a}, synthetic: {}}", 2, 1, "workload", "not both"),
-    ("workload: {trace: {}}", 2, 12, "workload.trace.path", "is required"),
+    ("workload: {trace: {}}", 2, 12, "workload.trace", "needs either path or name"),
+    ("workload: {trace: {path: a, name: burstgpt}}", 2, 12, "workload.trace", "not both"),
+    ("workload: {trace: {name: burst}}", 2, 26, "workload.trace.name", "mean 'burstgpt'?"),
     ("workload: {trace: {path: a, format: azur}}", 2, 37, "workload.trace.format", "'azure'?"),
     ("workload: {trace: {path: a, speedup: 0}}", 2, 38, "workload.trace.speedup", "greater than 0"),
     ("workload: {trace: {path: a, start_s: 5, end_s: 5}}", 2, 12, "workload.trace", "not after"),

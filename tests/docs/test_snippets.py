@@ -17,7 +17,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ from simserve.config.loader import load_config
 from simserve.config.scheduler import Scheduler
 from simserve.config.sweep_loader import load_points, load_sweep
 from simserve.metrics.rundir import read_run
+from simserve.sweep import worker
+from simserve.sweep.task import Failure, Task
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -45,6 +47,24 @@ WORKLOAD = """
 workload:
   synthetic: {num_requests: 1, output_len: {kind: constant, value: 1}}
 """
+
+
+class Here:
+    """Makes the points of a sweep in this process, which has everything loaded already."""
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        folder: Path,
+        timeout_s: float | None,
+        started: Callable[[Task], object],
+    ) -> Iterator[tuple[Task, Failure | None]]:
+        for task in tasks:
+            started(task)
+            worker._make(task, folder)
+            yield task, None
+
+    def close(self) -> None: ...
 
 
 class Snippet(NamedTuple):
@@ -87,6 +107,7 @@ def test_snippets_run(
     for name in ("configs", "schema", "tests", "traces"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(quickstart, tmp_path / "runs" / "quickstart")
+    monkeypatch.setattr("simserve.sweep.runner.ProcessBackend", lambda jobs: Here())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, Any] = {"__name__": "__main__"}

@@ -13,6 +13,7 @@ from simserve.errors import TraceError
 from simserve.types import TraceRequest, output_segment
 from simserve.workload.arrivals import BurstArrivals, ConstantArrivals, PoissonArrivals
 from simserve.workload.lengths import ConstantLength, UniformLength
+from simserve.workload.prefix_tree import PrefixTree
 from simserve.workload.sessions import (
     Session,
     SyntheticSessions,
@@ -20,7 +21,6 @@ from simserve.workload.sessions import (
     group_sessions,
     in_arrival_order,
 )
-from simserve.workload.stats import PrefixTree
 from simserve.workload.synthetic import SharedPrefix
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from simserve.segments import Segments, split_blocks, total_len
 from simserve.types import TraceRequest
-from simserve.workload.stats import LengthStats, PrefixTree, read_columns
+from simserve.workload.prefix_tree import PrefixTree
+from simserve.workload.stats import LengthStats, read_columns
 
 
 def request(

@@ -23,7 +23,7 @@ from simserve.workload.lengths import (
     LognormalLength,
     UniformLength,
 )
-from simserve.workload.stats import PrefixTree
+from simserve.workload.prefix_tree import PrefixTree
 from simserve.workload.synthetic import (
     RequestClass,
     SharedPrefix,

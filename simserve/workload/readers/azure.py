@@ -30,6 +30,7 @@ class AzureReader(Reader):
 
     name = "azure"
     ticks_per_s = _TICKS_PER_S
+    shares_prefixes = False
 
     def sniff(self, path: Path, head: str) -> bool:
         """A header with the three columns."""

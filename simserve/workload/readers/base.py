@@ -53,6 +53,8 @@ class Reader(ABC):
     ticks_per_s: ClassVar[int] = 1
     names_requests: ClassVar[bool] = False
     """Whether request ids come from the file, so that they may clash."""
+    shares_prefixes: ClassVar[bool] = True
+    """Whether two prompts can begin alike."""
 
     @abstractmethod
     def sniff(self, path: Path, head: str) -> bool:

@@ -30,6 +30,7 @@ class BurstGptReader(Reader):
     """
 
     name = "burstgpt"
+    shares_prefixes = False
 
     def sniff(self, path: Path, head: str) -> bool:
         """A header with the three columns."""

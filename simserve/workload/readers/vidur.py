@@ -31,6 +31,7 @@ class VidurReader(Reader):
     """
 
     name = "vidur"
+    shares_prefixes = False
     options: ClassVar[OptionTable] = {
         "interval_s": Option(float, None, "gap between arrivals, for files without arrived_at", 0)
     }
