@@ -7,6 +7,7 @@ them. A test marked `gpu` runs where torch sees a CUDA GPU.
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
             f"SIMSERVE_REQUIRE_TORCH=1, but {' and '.join(missing)} cannot be imported; "
             "install '.[gpu]' or unset the variable"
         )
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what lives as long as the session."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -25,7 +25,17 @@ from simserve.sched.vllm_async import VllmAsyncScheduler
 from simserve.types import Lookups, Request, StepOutput, StepPlan, TraceRequest
 from simserve.workload.source import OpenLoop
 
-__all__ = ["GappedCost", "Log", "Step", "World", "build", "cached_keys", "request", "run"]
+__all__ = [
+    "GappedCost",
+    "Log",
+    "Step",
+    "World",
+    "build",
+    "cached_keys",
+    "request",
+    "run",
+    "state_of",
+]
 
 ONE_SECOND = FormulaCost(1.0)
 """Every step takes a second."""
@@ -176,14 +186,19 @@ class World:
     @property
     def state(self) -> tuple[Any, ...]:
         """What must not depend on how the engine got here."""
-        pool = self.kv.pool
-        return (
-            list(pool.free_queue),
-            pool.ref_counts.tolist(),
-            self.kv.num_cached_keys,
-            pool.evicted_cached_blocks,
-            cached_keys(self.kv),
-        )
+        return state_of(self.kv)
+
+
+def state_of(kv: PagedKVCacheManager) -> tuple[Any, ...]:
+    """Which blocks are free, referenced, cached and evicted."""
+    pool = kv.pool
+    return (
+        list(pool.free_queue),
+        pool.ref_counts.tolist(),
+        kv.num_cached_keys,
+        pool.evicted_cached_blocks,
+        cached_keys(kv),
+    )
 
 
 _paths: dict[Any, int] = {}

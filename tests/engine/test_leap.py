@@ -28,7 +28,7 @@ def check_same(leaping: World, stepping: World) -> None:
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(
     requests(),
     limits(),

@@ -92,9 +92,9 @@ def test_what_is_wrong_is_named(
     ("content", "says"),
     [
         (b"{}", "not a gzipped JSON file"),
-        (gzip.compress(b"{"), "not a gzipped JSON file"),
-        (gzip.compress(b"{}"), "not a step log: it needs `config`"),
-        (gzip.compress(b'{"config": {}, "requests": [], "steps": []}'), "not a step log"),
+        (gzip.compress(b"{", mtime=0), "not a gzipped JSON file"),
+        (gzip.compress(b"{}", mtime=0), "not a step log: it needs `config`"),
+        (gzip.compress(b'{"config": {}, "requests": [], "steps": []}', mtime=0), "not a step log"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, says: str) -> None:

@@ -49,7 +49,7 @@ def test_the_plain_model_itself_meets_recorded_cases(name: str) -> None:
     assert difference(case, simulate(case)) is None
 
 
-@pytest.mark.parametrize("start", range(0, 300, 30))
+@pytest.mark.parametrize("start", range(0, 240, 30))
 def test_random_cases_agree(start: int) -> None:
     compared = 0
     for seed in range(start, start + 30):
@@ -66,7 +66,7 @@ def test_random_cases_agree(start: int) -> None:
 
 def test_random_cases_reach_the_rare_rules() -> None:
     summaries = []
-    for seed in range(120):
+    for seed in range(80):
         try:
             summaries.append(simulate(random_case(seed))["summary"])
         except EngineWouldCrash:
