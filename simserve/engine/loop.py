@@ -1,14 +1,14 @@
 """The engine: take in what has arrived, schedule, run, update; one step in progress at a time.
 
-Two SimPy processes: one delivers messages at their times, the other steps. The engine keeps a clock
-of its own, in absolute times, and that clock orders events: SimPy's relative delays may differ from
-it in the last bit. An arrival during a step waits for the step's end: it cuts a run of steps there.
+A SimPy process that sleeps to the end of each run of steps, or to the next message. The engine
+keeps a clock of its own, in absolute times, and that clock orders events: SimPy's relative delays
+may differ from it in the last bit. An arrival during a step waits for the step's end: it cuts a run
+of steps there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -103,10 +103,7 @@ class Engine:
             self._steady = scheduler
         self._gauged = parts.kv if isinstance(parts.kv, GaugedKVCacheManager) else None
         self._intake = parts.executor if isinstance(parts.executor, TimedIntake) else None
-        self._mail: deque[Message] = deque()
-        self._armed_for: float | None = None
         self._idle_preemptions = 0
-        self._postman = env.process(self._deliver())
         self.process = env.process(self._run())
 
     def interrupt(self) -> None:
@@ -115,24 +112,11 @@ class Engine:
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _deliver(self) -> Process:
-        """Bring each message at its time."""
-        while True:
-            due = self._armed_for = self._inbox.next_time()
-            try:
-                yield self.env.event() if due is None else self._until(due)
-            except simpy.Interrupt:
-                continue  # an earlier message has turned up
-            while due is not None and (time := self._inbox.next_time()) is not None and time <= due:
-                self._mail.append(self._inbox.pop())
-
-    def _next_due(self) -> float | None:
-        return _due(self._mail[0]) if self._mail else self._inbox.next_time()
-
     def _take_in(self) -> None:
         """Accept everything that is due by the engine's clock."""
-        while (due := self._next_due()) is not None and due <= self.now:
-            self._accept(self._mail.popleft() if self._mail else self._inbox.pop())
+        inbox = self._inbox
+        while (due := inbox.next_time()) is not None and due <= self.now:
+            self._accept(inbox.pop())
 
     def _accept(self, message: Message) -> None:
         parts = self._parts
@@ -159,20 +143,16 @@ class Engine:
                 parts.observer.reset(succeeded, self.now)
 
     def _ended(self, request_id: str, completed: bool) -> None:
-        """Closed loops may send the next request now; the postman must know if it is earlier."""
+        """Closed loops may send the next request now."""
         self.num_done += 1
         self._inbox.finished(request_id, self.now, completed)
-        due = self._inbox.next_time()
-        if due is not None and (self._armed_for is None or due < self._armed_for):
-            self._armed_for = due
-            self._postman.interrupt()
 
     # -- steps -----------------------------------------------------------------------------------
 
     def _run(self) -> Process:
         while not self.status:
             self._take_in()
-            if self._unfinished:
+            if self._scheduler.num_running or self._scheduler.num_waiting:
                 yield from self._step()
             else:
                 yield from self._wait_for_message("completed")
@@ -183,7 +163,7 @@ class Engine:
 
     def _wait_for_message(self, status_if_none: str) -> Process:
         """Sleep until the next message is due; with none left, that is the end."""
-        due = self._next_due()
+        due = self._inbox.next_time()
         if due is None:
             self.status = status_if_none
             return
@@ -243,7 +223,7 @@ class Engine:
         count, limit = self._steady.steady_steps(plan), self._parts.max_steps
         if limit is not None:
             count = min(count, limit - self.num_steps)
-        due = self._next_due()
+        due = self._inbox.next_time()
         if count > 1 and due is not None and self._last_step_s > 0.0:
             # Steps beyond the next arrival would be priced for nothing. A guess will do.
             count = min(count, 2 + int(1.25 * (due - self.now) / self._last_step_s))
@@ -265,7 +245,7 @@ class Engine:
 
     def _steps_until_message(self, result: StepResult) -> int:
         """How many steps of a run there will be: the last is that after which a message is due."""
-        due, gap_s = self._next_due(), result.gap_s
+        due, gap_s = self._inbox.next_time(), result.gap_s
         num_steps = len(result.ends_s)
         if due is None:
             return num_steps
@@ -290,10 +270,6 @@ class Engine:
 
     def _until(self, time_s: float) -> simpy.Event:
         return self.env.timeout(max(0.0, time_s - self.env.now))
-
-
-def _due(message: Message) -> float:
-    return message.arrival_s if isinstance(message, TraceRequest) else message.time_s
 
 
 def nothing_run(now_s: float) -> StepResult:

@@ -31,7 +31,7 @@ class BlockPool:
         self.num_gpu_blocks = num_gpu_blocks
         self.free_queue = free_queue
         self.ref_counts = np.zeros(num_gpu_blocks, dtype=np.int64)
-        self._num_shared = 0
+        self.num_shared = 0
         """Uses of blocks beyond the first one of each."""
         self.num_cached_keys = 0
         """Distinct (identity, group) pairs with at least one block."""
@@ -90,16 +90,16 @@ class BlockPool:
         unused = blocks[self.ref_counts[blocks] == 0]
         if len(unused):
             self.free_queue.remove_n(unused)
-        self._num_shared += len(blocks) - len(unused)
+        self.num_shared += len(blocks) - len(unused)
         self.ref_counts[blocks] += 1
 
     def free(self, blocks: Blocks) -> None:
         """Give up one use of each block, in the order given; unused ones join the queue's tail."""
-        if self._num_shared:
+        if self.num_shared:
             counts = self.ref_counts[blocks] - 1
             self.ref_counts[blocks] = counts
             unused = blocks[counts == 0]
-            self._num_shared -= len(blocks) - len(unused)
+            self.num_shared -= len(blocks) - len(unused)
         else:
             self.ref_counts[blocks] = 0
             unused = blocks

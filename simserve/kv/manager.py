@@ -105,6 +105,8 @@ class PagedKVCacheManager(HeldBlocks):
         """Leading blocks of `request` that `num_running` requests use, per KV group."""
         if not self.enable_prefix_caching:
             return self._nothing_common
+        if num_running > 1 and not self.pool.num_shared:
+            return self._nothing_common
         counts, tables = self.pool.ref_counts, self.held_by(request).tables
         if all(not table or counts.item(table[0]) != num_running for table in tables):
             return self._nothing_common

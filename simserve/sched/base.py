@@ -193,7 +193,8 @@ class BaseScheduler:
     def update(self, plan: StepPlan, result: StepResult) -> StepOutput:
         """Append the tokens of a step that has run; end the requests that have all they wanted."""
         emitted = list(result.num_emitted)
-        first, finished = self._update_cohort(emitted)
+        is_sampled = result.num_emitted is plan.samples
+        first, finished = self._update_cohort(emitted, is_sampled)
         num_ended = len(finished)
         drafted = plan.draft_tokens
         for i, request in enumerate(map(self.requests.get, plan.request_ids[first:]), first):
@@ -220,12 +221,15 @@ class BaseScheduler:
             self._take_drafts(result.draft_tokens)
         return StepOutput(emitted, finished)
 
-    def _update_cohort(self, emitted: Sequence[int]) -> tuple[int, list[Request]]:
-        """Tokens of the cohort: how many rows that were, and the requests that ended."""
+    def _update_cohort(self, emitted: Sequence[int], is_sampled: bool) -> tuple[int, list[Request]]:
+        """Tokens of the cohort: how many rows that were, and the requests that ended.
+
+        `is_sampled`: all yield what the plan samples, for the cohort one token each.
+        """
         count = self._num_in_cohort
         if self.cohort is None or not count:
             return 0, []
-        if emitted[:count].count(1) != count:
+        if not is_sampled and emitted[:count].count(1) != count:
             self.dissolve_cohort()
             return 0, []
         self._num_in_cohort = 0

@@ -42,7 +42,7 @@ class VllmScheduler(BaseScheduler):
         budget = self._schedule_running(plan)
         if plan.preempted_ids:
             plan.admission_stop = "preemption"
-        else:
+        elif self.waiting:
             self._schedule_waiting(plan, budget)
         self._previous = plan
         return self.close_plan(plan)
@@ -193,7 +193,6 @@ class VllmScheduler(BaseScheduler):
         """Admit from the head of the queue until something ends it; that is `admission_stop`."""
         waiting = self.waiting
         skipped: list[Request] = []
-        plan.admission_stop = "empty"
         while waiting:
             if budget <= 0:
                 plan.admission_stop = "budget"
