@@ -5,17 +5,20 @@
     python benchmarks/simulator.py --mooncake mooncake_conversation.jsonl
     python benchmarks/simulator.py --show benchmarks/results/simulator.json
 
-A run is `simserve run ... --quiet` from start to exit, imports and result files included, the
-picture left out. CPU seconds are user and system time, memory is the largest resident set. Repeats
-are interleaved, so that a busy minute of the machine meets all workloads; medians are reported.
-SimPy's timeouts per CPU second, taken in the same rounds, say how fast the machine was. The table
-goes to the standard output as Markdown, all runs to a JSON file.
+A run is `simserve run ... --quiet` from start to exit, imports (as byte code) and result files
+included, the picture left out. CPU seconds are user and system time, memory is the largest resident
+set. Repeats are interleaved, so that a busy minute of the machine meets all workloads; medians are
+reported. SimPy's timeouts per CPU second, taken before and after each run, say how fast the machine
+was then. The results go into a JSON file, in which workloads that were not measured this time stay
+as they are; its table goes to the standard output as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
+import math
 import os
 import platform
 import statistics
@@ -24,6 +27,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +91,8 @@ class Run(NamedTuple):
     """One process, measured."""
 
     cpu_s: float
+    timeouts_per_cpu_s: float
+    """Of SimPy alone: the mean of just before and just after."""
     peak_mb: float
     num_steps: int
     num_requests: int
@@ -108,6 +114,11 @@ def main() -> None:
     if unknown := set(wanted) - {w.name for w in known}:
         sys.exit(f"no such workload: {', '.join(sorted(unknown))}")
     report = measure(chosen, arguments.repeats)
+    if arguments.out.exists():
+        before = json.loads(arguments.out.read_text())["workloads"]
+        report["workloads"] = before | report["workloads"]
+    order = [w.name for w in (*WORKLOADS, Workload("Mooncake", "mooncake.yaml"))]
+    report["workloads"] = {n: report["workloads"][n] for n in order if n in report["workloads"]}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(table(report)))
@@ -128,23 +139,24 @@ def parse() -> argparse.Namespace:
 
 def measure(workloads: Sequence[Workload], repeats: int) -> dict[str, Any]:
     """Run everything `repeats` times, round by round."""
-    timeouts_per_s = []
+    compileall.compile_dir(ROOT / "simserve", quiet=2)
     runs: dict[str, list[Run]] = {w.name: [] for w in workloads}
     for number in range(1, repeats + 1):
-        timeouts_per_s.append(float(output_of(sys.executable, "-c", YARDSTICK)))
         for workload in workloads:
             print(f"round {number} of {repeats}: {workload.name}", file=sys.stderr)
             runs[workload.name].append(run_once(workload))
+    environment = json.loads(output_of(*SIMSERVE, "env", "--json"))
+    date = datetime.now(UTC).isoformat(timespec="seconds")
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": json.loads(output_of(*SIMSERVE, "env", "--json")),
+        "environment": environment,
         "processor": processor(),
         "num_cpus": os.cpu_count(),
-        "simpy_timeouts_per_cpu_s": timeouts_per_s,
         "workloads": {
             w.name: {
                 "config": f"configs/bench/{w.config}",
                 "overrides": [shown(override) for override in w.overrides],
+                "date": date,
+                "commit": environment["commit"],
                 "runs": [run._asdict() for run in runs[w.name]],
             }
             for w in workloads
@@ -152,21 +164,29 @@ def measure(workloads: Sequence[Workload], repeats: int) -> dict[str, Any]:
     }
 
 
+def timeouts_per_cpu_s() -> float:
+    return float(output_of(sys.executable, "-c", YARDSTICK))
+
+
 def run_once(workload: Workload) -> Run:
     """One process. This one stays small: a child's peak memory is at least its parent's."""
     overrides = [word for o in (*workload.overrides, "metrics.plot=false") for word in ("-o", o)]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         config = ROOT / "configs" / "bench" / workload.config
         command = [*workload.program, "run", str(config), *overrides, "--out", str(out), "--quiet"]
-        process = subprocess.Popen(command, cwd=ROOT)
+        before = timeouts_per_cpu_s()
+        process = subprocess.Popen(command, cwd=ROOT, env=environment)
         _, status, usage = os.wait4(process.pid, 0)
+        after = timeouts_per_cpu_s()
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             sys.exit(f"{workload.name} failed with exit status {process.returncode}")
         summary = json.loads((out / "summary.json").read_text())[0]
     return Run(
         cpu_s=usage.ru_utime + usage.ru_stime,
+        timeouts_per_cpu_s=(before + after) / 2,
         peak_mb=usage.ru_maxrss * 1024 / 1e6,
         num_steps=summary["num_steps"],
         num_requests=summary["num_prompts"],
@@ -175,31 +195,77 @@ def run_once(workload: Workload) -> Run:
     )
 
 
+class Medians(NamedTuple):
+    """Of the runs of one workload."""
+
+    num_requests: int
+    cpu_s: float
+    standard_cpu_s: float
+    """At 1.0 M timeouts per CPU second."""
+    peak_mb: float
+
+    @classmethod
+    def of(cls, measured: dict[str, Any]) -> Medians:
+        """Those of a workload's entry in the report."""
+        runs = [Run(**run) for run in measured["runs"]]
+        return cls(
+            runs[0].num_requests,
+            statistics.median(run.cpu_s for run in runs),
+            statistics.median(run.cpu_s * run.timeouts_per_cpu_s / 1e6 for run in runs),
+            statistics.median(run.peak_mb for run in runs),
+        )
+
+
+SIZES = ("W3 1K", "W2", "W3 100K", "W3 1M")
+"""The same workload with more and more requests."""
+
+
 def table(report: dict[str, Any]) -> Iterator[str]:
     """Medians as a Markdown table, under a line about the machine."""
-    timeouts = statistics.median(report["simpy_timeouts_per_cpu_s"])
-    environment = report["environment"]
+    environment, workloads = report["environment"], report["workloads"]
+    commits = sorted({w["commit"][:12] for w in workloads.values() if w["commit"]})
+    dates = sorted({w["date"][:10] for w in workloads.values()})
+    speeds = [run["timeouts_per_cpu_s"] for w in workloads.values() for run in w["runs"]]
     yield (
         f"{report['processor']}, {report['num_cpus']} CPUs, Python {environment['python']}, "
-        f"simserve {environment['simserve']} at {(environment['commit'] or 'no commit')[:12]}, "
-        f"{report['date'][:10]}; SimPy: {timeouts / 1e6:.2f} M timeouts per CPU second."
+        f"simserve {environment['simserve']} at {', '.join(commits) or 'no commit'}, "
+        f"{', '.join(dates)}; SimPy: {min(speeds) / 1e6:.2f} to {max(speeds) / 1e6:.2f} M timeouts "
+        "per CPU second."
     )
     yield ""
     yield (
-        "| workload | requests | steps | CPU s | at 1.0 M timeouts/s | peak MB "
+        "| workload | requests | steps | runs | CPU s | at 1.0 M timeouts/s | peak MB "
         "| steps per CPU s | requests per CPU s | output tokens per CPU s |"
     )
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-    for name, measured in report["workloads"].items():
-        runs = [Run(**run) for run in measured["runs"]]
-        cpu_s = statistics.median(run.cpu_s for run in runs)
-        peak_mb = statistics.median(run.peak_mb for run in runs)
-        first = runs[0]
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    for name, measured in workloads.items():
+        first, found = Run(**measured["runs"][0]), Medians.of(measured)
+        cpu_s = found.cpu_s
         yield (
-            f"| {name} | {first.num_requests:,} | {first.num_steps:,} | {cpu_s:.2f} "
-            f"| {cpu_s * timeouts / 1e6:.2f} | {peak_mb:.0f} | {first.num_steps / cpu_s:,.0f} "
-            f"| {first.num_requests / cpu_s:,.0f} | {first.num_output_tokens / cpu_s:,.0f} |"
+            f"| {name} | {first.num_requests:,} | {first.num_steps:,} | {len(measured['runs'])} "
+            f"| {cpu_s:.2f} | {found.standard_cpu_s:.2f} | {found.peak_mb:.0f} "
+            f"| {first.num_steps / cpu_s:,.0f} | {first.num_requests / cpu_s:,.0f} "
+            f"| {first.num_output_tokens / cpu_s:,.0f} |"
         )
+    yield from growth(workloads)
+
+
+def growth(workloads: dict[str, Any]) -> Iterator[str]:
+    """Exponents of the growth with requests, from size to size of the same workload."""
+    found = [Medians.of(workloads[name]) for name in SIZES if name in workloads]
+    if len(found) > 1:
+        steps = ", ".join(
+            f"{a.num_requests:,} to {b.num_requests:,}: "
+            f"{exponent(a, b, 'standard_cpu_s'):.2f} and {exponent(a, b, 'peak_mb'):.2f}"
+            for a, b in pairwise(found)
+        )
+        yield ""
+        yield f"Exponents of growth with requests, of CPU time and of memory: {steps}."
+
+
+def exponent(small: Medians, large: Medians, what: str) -> float:
+    ratio = getattr(large, what) / getattr(small, what)
+    return math.log(ratio) / math.log(large.num_requests / small.num_requests)
 
 
 def shown(override: str) -> str:

@@ -205,8 +205,12 @@ class RunRecorder:
             self._sink.add_requests(rest)
         steps = self._steps.columns()
         evicted = int(steps.evicted_cached_blocks.sum())
+        note = None
         # Without a probe the cache is off or has hit; with no step nothing could have hit.
-        silent = self._probe is None or not steps.num_steps
+        if self._probe is not None and steps.num_steps:
+            note = self._probe.note(self._num_lookups, evicted)
+        if self._sink is not None:
+            self._probe = self._prefixes = None  # a summary of a long run needs the memory
         return RunData(
             status=status,
             end_s=end_s,
@@ -218,9 +222,7 @@ class RunRecorder:
             enable_prefix_caching=self._enable_prefix_caching,
             num_ghosts=self._num_ghosts,
             num_resumed=self._num_resumed,
-            prefix_cache_note=None
-            if silent or self._probe is None
-            else self._probe.note(self._num_lookups, evicted),
+            prefix_cache_note=note,
         )
 
     def _hand_out(self, sink: RowSink) -> None:

@@ -63,12 +63,6 @@ class StepColumns:
         """Steps `start` ... `stop - 1` of these."""
         return self._changed(lambda column: column[start:stop], self.first_id + start)
 
-    def packed(self) -> StepColumns:
-        """What a summary is made of: no parts, and whole numbers in 32 bits where they fit."""
-        packed = self._changed(_narrow, self.first_id)
-        packed.parts = {}
-        return packed
-
     def _changed(self, change: Callable[[Column], Column], first_id: int) -> StepColumns:
         return StepColumns(
             first_id=first_id,
@@ -111,6 +105,38 @@ COLUMNS = tuple(
 """Names of the plain columns."""
 
 
+WIDE = ("prefix_cache_queries", "prefix_cache_hits")
+"""Counts that may need more than 32 bits in one step."""
+
+
+class _Kept:
+    """What a summary needs of many steps: columns that grow in place, most counts in 32 bits."""
+
+    def __init__(self, like: StepColumns) -> None:
+        self._columns = {name: array(self._code(getattr(like, name), name)) for name in COLUMNS}
+        self._gauges = {name: array("q") for name in like.gauges}
+
+    @staticmethod
+    def _code(column: Column, name: str) -> str:
+        kind = column.dtype.char
+        return kind if kind in "db" else "q" if name in WIDE else "i"
+
+    def add(self, steps: StepColumns) -> None:
+        """Append steps."""
+        for name, kept in self._columns.items():
+            kept.frombytes(getattr(steps, name).astype(kept.typecode).tobytes())
+        for name, kept in self._gauges.items():
+            kept.frombytes(steps.gauges[name].tobytes())
+
+    def columns(self, admission_stops: tuple[str, ...]) -> StepColumns:
+        """Views of all of them; nothing can be appended while these exist."""
+        columns: dict[str, Any] = {
+            name: np.frombuffer(kept, kept.typecode) for name, kept in self._columns.items()
+        }
+        gauges = {name: np.frombuffer(kept, np.int64) for name, kept in self._gauges.items()}
+        return StepColumns(parts={}, gauges=gauges, admission_stops=admission_stops, **columns)
+
+
 class StepLog:
     """Takes in step records. One that covers many steps costs as much as one that covers one."""
 
@@ -127,8 +153,8 @@ class StepLog:
         """Of all steps but those of the recent records."""
         self._stops = {name: code for code, name in enumerate(KNOWN_STOPS)}
         self._recent: list[StepRecord] = []
-        self._packed: list[StepColumns] = []
-        """What is kept of steps handed out."""
+        self._kept: _Kept | None = None
+        """Steps that were handed out."""
         self._expanded: list[StepColumns] = []
         """Further steps; those of the records below follow."""
         self._num_expanded = 0
@@ -172,7 +198,7 @@ class StepLog:
         steps = self.rest()
         taken = steps.rows(0, count)
         self.num_taken += count
-        self._packed.append(taken.packed())
+        self._keep(taken)
         self._expanded = [steps.rows(count, steps.num_steps)]
         return taken
 
@@ -184,9 +210,19 @@ class StepLog:
         return self._expanded[0]
 
     def columns(self) -> StepColumns:
-        """All steps so far; without parts if some were handed out."""
+        """All steps so far. If some were handed out, the others count as such now, too; then there
+        are no parts."""
         rest = self.rest()
-        return StepColumns.joined([*self._packed, rest.packed()]) if self._packed else rest
+        if self._kept is None:
+            return rest
+        if rest.num_steps:
+            self.take(rest.num_steps)
+        return self._kept.columns(tuple(self._stops))
+
+    def _keep(self, steps: StepColumns) -> None:
+        if self._kept is None:
+            self._kept = _Kept(steps)
+        self._kept.add(steps)
 
     def _pack(self) -> None:
         """Turn recent records into numbers."""
@@ -290,15 +326,6 @@ def _column(recent: list[tuple[int, Mapping[str, Any]]], name: str) -> NDArray[n
                 f"part {name} of a step result has {len(seconds)} values for {count} steps"
             )
     return np.array(values)
-
-
-def _narrow(column: Column) -> Column:
-    """The same whole numbers in 32 bits, if they fit; other columns as they are."""
-    if column.dtype != np.int64 or not len(column):
-        return column
-    limits = np.iinfo(np.int32)
-    fits = limits.min <= column.min() and column.max() <= limits.max
-    return column.astype(np.int32) if fits else column
 
 
 def _only_at(
