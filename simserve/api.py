@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simserve.config.build import Built, build, with_pool_size
@@ -42,6 +43,15 @@ class Written(NamedTuple):
     summary: Mapping[str, Scalar]
     directory: Path
     picture: Path | None
+
+
+class _Run(NamedTuple):
+    """One simulation."""
+
+    facts: RunFacts
+    data: RunData
+    stopped: bool
+    """Ctrl-C came, during it or while its numbers were made."""
 
 
 def run(
@@ -102,32 +112,44 @@ def _run_all(
     machine: Machine | None = None,
     sink: RowSink | None = None,
 ) -> tuple[RunFacts, RunData]:
-    """All repetitions; the rows are those of the first."""
+    """All repetitions until Ctrl-C; the rows are those of the first. One that was cut short counts
+    only if there is no whole one."""
     opened = None
     if isinstance(loaded.config.executor, Real) and machine is None:
         with _naming(loaded.source):
             machine = opened = open_machine(loaded)
     loaded = with_pool_size(loaded, machine)
     first_seed = loaded.config.seed
-    first: tuple[RunFacts, RunData] | None = None
-    summaries = []
+    count = loaded.config.metrics.repetitions
+    done: list[_Run] = []
     try:
-        for seed in range(first_seed, first_seed + loaded.config.metrics.repetitions):
-            facts, data = _run_once(loaded, seed, progress, machine, sink)
-            sink = None
-            first = first or (facts, data)
-            summaries.append(facts.summary_dict)
-            if facts.summary_dict["status"] == "interrupted":
+        for seed in range(first_seed, first_seed + count):
+            try:
+                one = _run_once(loaded, seed, progress, machine, None if done else sink)
+            except KeyboardInterrupt:  # between two simulations
+                if not done:
+                    raise
+                break
+            if not done or one.facts.summary_dict["status"] != "interrupted":
+                done.append(one)
+            if one.stopped:
                 break
     finally:
         if opened is not None:
             opened.close()
-    assert first is not None
-    if len(summaries) > 1:
-        facts, _ = first
-        facts.repetitions = tuple(summaries)
+    with ctrl_c_calls(lambda: None):
+        return _merged(done, first_seed, count), done[0].data
+
+
+def _merged(done: list[_Run], first_seed: int, count: int) -> RunFacts:
+    """The facts of the first of `count` repetitions, with the summary of all that were done."""
+    facts = done[0].facts
+    if len(done) > 1:
+        facts.repetitions = tuple(one.facts.summary_dict for one in done)
         facts.summary_dict = summarise_repetitions(facts.repetitions, first_seed)
-    return first
+    if len(done) < count:
+        facts.summary_dict = {**facts.summary_dict, "status": "interrupted"}
+    return facts
 
 
 def _is_empty_folder(path: Path) -> bool:
@@ -153,7 +175,7 @@ def _run_once(
     progress: Progress | None,
     machine: Machine | None,
     sink: RowSink | None,
-) -> tuple[RunFacts, RunData]:
+) -> _Run:
     with _naming(loaded.source):
         built = build(loaded, seed, machine=machine, sink=sink)
     outcome = simulate(
@@ -175,7 +197,9 @@ def _run_once(
         window_s=(window.start_s, window.end_s) if window else None,
         save_detailed=metrics.save_detailed,
     )
-    with ctrl_c_calls(lambda: None):
+    pressed = Event()
+    # Once rows have left for a file, what was simulated is written, whatever comes.
+    with ctrl_c_calls(pressed.set) if sink is not None else nullcontext():
         data = built.recorder.data()
         facts = RunFacts(
             summary_dict=summarise(data, _info(loaded, built, seed, machine), options),
@@ -183,7 +207,7 @@ def _run_once(
             env=_environment(built, machine),
             warnings=(*loaded.warnings, *_remarks(built)),
         )
-    return facts, data
+    return _Run(facts, data, pressed.is_set() or outcome.status == "interrupted")
 
 
 def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None) -> RunInfo:

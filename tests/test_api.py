@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import simserve
+from simserve import api
 from simserve.api import run_to_directory
 from simserve.config.loader import load_config
 from simserve.errors import (
@@ -26,6 +28,7 @@ from simserve.errors import (
     TraceError,
 )
 from simserve.metrics.rundir import read_run
+from simserve.metrics.summary import summarise
 
 SMALL: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -194,6 +197,45 @@ def test_ctrl_c_finishes_the_directory(tmp_path: Path) -> None:
     summary = read_run(tmp_path / "run").summary_dict
     assert summary["status"] == "interrupted"
     assert summary["completed"] > 0
+
+
+def test_ctrl_c_in_a_repetition_keeps_the_whole_ones(tmp_path: Path) -> None:
+    times = list[float]()
+
+    def press(now_s: float, num_done: int, num_all: int | None) -> None:
+        times.append(now_s)
+        starts = sum(later < earlier for earlier, later in pairwise(times))
+        if starts == 2 and now_s > 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    loaded = load_config(config(metrics__repetitions=5, metrics__plot=False))
+    written = api.run_to_directory(loaded, out=tmp_path / "run", progress=press)
+    whole = simserve.run(config(metrics__repetitions=2)).summary_dict
+    assert written.summary == {**whole, "status": "interrupted"}
+    assert sorted(one.name for one in (tmp_path / "run").glob("run=*")) == [
+        "run=0.json",
+        "run=1.json",
+    ]
+
+
+@pytest.mark.parametrize("repetition", [0, 1])
+def test_ctrl_c_while_numbers_are_made_ends_the_repetitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repetition: int
+) -> None:
+    calls = list[None]()
+
+    def press(*arguments: Any) -> Any:
+        calls.append(None)
+        if len(calls) == repetition + 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return summarise(*arguments)
+
+    monkeypatch.setattr(api, "summarise", press)
+    loaded = load_config(config(metrics__repetitions=3, metrics__plot=False))
+    written = api.run_to_directory(loaded, out=tmp_path / "run")
+    assert written.summary["status"] == "interrupted"
+    assert len(calls) == repetition + 1
+    assert read_run(tmp_path / "run").summary_dict["completed"] == written.summary["completed"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ _WANTED = {
     "bool_type": "true or false",
     "string_type": "text",
     "tuple_type": "a list",
+    "list_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",

@@ -51,8 +51,15 @@ class LoadedConfig:
     """Whether an engine of this version can be started so on a common GPU."""
 
     def path(self, given: str) -> Path:
-        """A path as the configuration has it, made usable from here."""
-        return self.base_dir / Path(given).expanduser()
+        """A path as the configuration has it, made usable from here.
+
+        Raises:
+            ConfigError: it begins with the home of somebody who does not exist.
+        """
+        try:
+            return self.base_dir / Path(given).expanduser()
+        except RuntimeError:
+            raise ConfigError(f"{given}: there is no such home directory") from None
 
 
 def load_config(

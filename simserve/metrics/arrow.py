@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.errors import RunDirectoryError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["column", "items", "lists", "named", "numbers", "strings"]
+
+NUMBERS = frozenset(("int32", "int64", "float", "double"))
+"""Arrow types of what is read as numbers; those of our own files, and of files edited elsewhere."""
 
 
 def numbers(values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> pa.Array:
@@ -66,13 +71,22 @@ def lists(offsets: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
 
 
 def column(table: pa.Table, name: str) -> NDArray[Any]:
-    """An int64 or float64 column; with nulls it becomes float64, NaN at the nulls."""
-    return _values(table[name].combine_chunks())
+    """An int64 or float64 column; with nulls it becomes float64, NaN at the nulls.
+
+    Raises:
+        RunDirectoryError: it holds something else.
+    """
+    array = table[name].combine_chunks()
+    if str(array.type) not in NUMBERS:
+        raise RunDirectoryError(f"column {name}: expected numbers, not {array.type}")
+    return _values(array)
 
 
 def items(table: pa.Table, name: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """A list column as `lists` takes it: offsets [rows + 1] and all items one after the other."""
     array = table[name].combine_chunks()
+    if not hasattr(array, "offsets") or str(array.type.value_type) not in NUMBERS:
+        raise RunDirectoryError(f"column {name}: expected lists of numbers, not {array.type}")
     offsets = _values(array.offsets)
     return offsets - offsets[0], _values(array.flatten())
 

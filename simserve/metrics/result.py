@@ -24,12 +24,12 @@ class RunFacts:
 
     summary_dict: dict[str, Scalar]
     """One flat dict under vLLM's keys."""
-    config: str = ""
+    config: str = field(default="", repr=False)
     """The resolved configuration as YAML."""
-    env: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Versions, machine, commit: what may differ between runs that are otherwise equal."""
     warnings: tuple[str, ...] = ()
-    repetitions: tuple[Mapping[str, Scalar], ...] = ()
+    repetitions: tuple[Mapping[str, Scalar], ...] = field(default=(), repr=False)
     """The summaries of all repetitions if there were several; the tables are the first's."""
 
     def with_tables(self, requests_table: pa.Table, steps_table: pa.Table) -> RunResult:
@@ -49,8 +49,8 @@ class RunFacts:
 class RunResult(RunFacts):
     """Everything a run came to. Holds plain data only: it pickles, and opens no file."""
 
-    requests_table: pa.Table
-    steps_table: pa.Table
+    requests_table: pa.Table = field(repr=False)
+    steps_table: pa.Table = field(repr=False)
 
     @classmethod
     def of(

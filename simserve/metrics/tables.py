@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simserve.errors import RunDirectoryError
 from simserve.metrics.arrow import column, items, lists, named, numbers, strings
 from simserve.metrics.latency import Latencies
 from simserve.metrics.load import kv_cache_usage
@@ -93,10 +94,21 @@ def _token_run_columns(times: TokenTimes) -> dict[str, Any]:
 
 
 def token_times(requests: pa.Table, steps: pa.Table) -> TokenTimes:
-    """The token times that stand in the two tables of a run."""
+    """The token times that stand in the two tables of a run.
+
+    Raises:
+        RunDirectoryError: the tables are not of one run.
+    """
     offsets, firsts = items(requests, "token_run_first_step")
     _, counts = items(requests, "token_run_num_steps")
     _, tokens = items(requests, "token_run_num_tokens")
+    if not len(firsts) == len(counts) == len(tokens) == offsets[-1]:
+        raise RunDirectoryError("requests.parquet: token_run_*: lists of a row differ in length")
+    if len(firsts) and not 0 <= firsts.min() <= (firsts + counts).max() <= steps.num_rows:
+        raise RunDirectoryError(
+            f"requests.parquet: token_run_*: tells of steps that steps.parquet, with "
+            f"{steps.num_rows} rows, does not have: the two are not of one run"
+        )
     return TokenTimes(column(steps, "end_s"), offsets, firsts, counts, tokens)
 
 

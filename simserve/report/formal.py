@@ -47,12 +47,20 @@ def formal_report(directory: Path) -> FormalReport:
     settings = _settings(lookup)
     found = [fact.missing for one in (*sections, settings) for fact in one.facts if fact.missing]
     name = lookup.parts.summary.get("label") or directory.resolve().name
-    lines = [f"# Report of {name}", "", *_verdict(found), ""]
+    lines = [f"# Report of {' '.join(str(name).split())}", "", *_verdict(found), ""]
     for section in sections:
         lines += _section(section)
     lines += ["## Effective configuration", "", *(_line(fact) for fact in settings.facts)]
-    lines += ["```yaml", lookup.parts.config.rstrip("\n"), "```"]
+    lines += _fenced(lookup.parts.config.rstrip("\n"))
     return FormalReport("\n".join(lines) + "\n", found)
+
+
+def _fenced(text: str) -> list[str]:
+    """A block of YAML between fences that it does not contain."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return [f"{fence}yaml", text, fence]
 
 
 def _verdict(found: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.errors import RunDirectoryError
 from simserve.metrics.arrow import column
 from simserve.metrics.rundir import RunParts
 
@@ -121,7 +122,12 @@ class Lookup:
 
 
 def _column(table: pa.Table | None, name: str) -> NDArray[Any] | None:
-    return column(table, name) if table is not None and name in table.column_names else None
+    if table is None or name not in table.column_names:
+        return None
+    try:
+        return column(table, name)
+    except RunDirectoryError:  # whoever asked for it names it as missing
+        return None
 
 
 def _parse(text: str) -> Mapping[str, Any]:
@@ -129,6 +135,6 @@ def _parse(text: str) -> Mapping[str, Any]:
 
     try:
         config = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         return {}  # every setting of it will be named as missing
     return config if isinstance(config, dict) else {}

@@ -19,6 +19,8 @@ __all__ = ["measured", "method"]
 
 LATENCIES = {"ttft": "TTFT (ms)", "itl": "ITL (ms)", "e2el": "E2E (ms)"}
 PERCENTILES = (50, 95, 99)
+LONGEST_S = 1e7
+"""Up to here, about four months, a measuring window is divided into seconds."""
 STARTS = {
     "empty": "cold: the prefix cache was empty",
     "off": "cold: there is no prefix cache",
@@ -95,9 +97,12 @@ def _windows(lookup: Lookup) -> Throughput | Fact:
     window = measuring_window(lookup)
     if absent or window is None:
         return missing(name, ", ".join(absent) or "steps.parquet: end_s")
+    length = window[1] - window[0]
+    if length > LONGEST_S:
+        return missing(name, f"the measuring window of {length:.3g} s is too long to be divided")
     found = windowed_throughput(lookup, *window)
     if found.num_windows < 1:
-        length = window[1] - window[0]
+        length = max(length, 0.0)
         return missing(name, f"the measuring window of {length:.3g} s holds no whole second")
     return found
 
@@ -110,7 +115,8 @@ def _num_repetitions(lookup: Lookup) -> int | None:
     """How many there were, not how many were asked for; None: not recorded."""
     if lookup.setting("metrics", "repetitions") is None:
         return None
-    return int(lookup.parts.summary.get("num_repetitions") or 1)
+    count = lookup.parts.summary.get("num_repetitions", 1)
+    return count if isinstance(count, int) else None
 
 
 def _cache(lookup: Lookup) -> list[Fact]:
@@ -134,7 +140,7 @@ def _hits(lookup: Lookup) -> Fact:
 
 def _blocks(lookup: Lookup) -> Fact:
     size = lookup.setting("kv_cache", "block_size")
-    if size is None:
+    if not isinstance(size, int):
         return missing("KV blocks", "config.yaml: kv_cache.block_size")
     form = f"{{}} of {size} tokens, the null block included"
     return lookup.summary("KV blocks", "num_gpu_blocks", form=form)
@@ -162,7 +168,8 @@ def method(lookup: Lookup) -> Section:
     if lookup.is_real:
         facts += [_compiled(lookup), lookup.known("date (UTC)", "date")]
     warnings = lookup.parts.env.get("warnings")
-    facts += [Fact("warning of the run", str(one)) for one in warnings or ()]
+    if isinstance(warnings, list):
+        facts += [Fact("warning of the run", str(one)) for one in warnings]
     return Section("Method", facts)
 
 
@@ -196,7 +203,7 @@ def _warm_up(lookup: Lookup) -> Fact:
 
 def _repetitions(lookup: Lookup) -> Fact:
     count, seed = _num_repetitions(lookup), lookup.setting("seed")
-    if count is None or seed is None:
+    if count is None or not isinstance(seed, int):
         return missing("repetitions", "config.yaml: metrics.repetitions, seed")
     if count == 1:
         return Fact("repetitions", f"1, seed {seed}")
@@ -212,6 +219,9 @@ def _window(lookup: Lookup) -> Fact:
     window = measuring_window(lookup)
     if window is None:
         return missing("measuring window", "requests.parquet: arrival_time_s, steps.parquet")
+    if window[1] <= window[0]:
+        why = f"config.yaml: metrics.window begins at {window[0]:,.3f} s, the run ended before"
+        return missing("measuring window", why)
     what = "as configured" if lookup.window else "the whole run, from the first arrival"
     return Fact("measuring window", f"{window[0]:,.3f} s to {window[1]:,.3f} s, {what}")
 

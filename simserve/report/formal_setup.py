@@ -76,7 +76,7 @@ def _attention(lookup: Lookup) -> Fact:
 def _software(lookup: Lookup) -> Fact:
     python = lookup.env("software", "python")
     packages = lookup.parts.env.get("packages")
-    if python.missing or not packages:
+    if python.missing or not packages or not isinstance(packages, dict):
         return python if python.missing else missing("software", "env.json: packages")
     listed = ", ".join(f"{name} {version}" for name, version in packages.items())
     return Fact("software", f"Python {python.value}, {listed}")
@@ -103,11 +103,12 @@ def workload(lookup: Lookup) -> Section:
 def _source(lookup: Lookup) -> Fact:
     """Where the requests came from, so that others can have the same."""
     name = "source"
-    if (trace := lookup.setting("workload", "trace")) is not None:
+    if isinstance(trace := lookup.setting("workload", "trace"), dict):
         sha256 = lookup.env(name, "trace", "sha256")
         if sha256.missing:
             return sha256
-        dropped = sum(lookup.parts.env["trace"].get("dropped", {}).values())
+        counts = lookup.parts.env["trace"].get("dropped")
+        dropped = sum(counts.values()) if isinstance(counts, dict) else 0
         rows = f", {dropped:,} bad rows left out" if dropped else ""
         return Fact(name, f"{trace.get('name') or trace.get('path')}, SHA-256 {sha256.value}{rows}")
     if lookup.setting("workload", "synthetic") is None:

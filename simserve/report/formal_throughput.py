@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.metrics.arrow import column
+from simserve.metrics.options import Scalar
 from simserve.metrics.tables import token_times
 from simserve.report.formal_facts import Lookup
 
@@ -51,11 +52,15 @@ def measuring_window(lookup: Lookup) -> tuple[float, float] | None:
     start, end = float(arrivals.min()), float(ends.max())
     if lookup.window:
         summary = lookup.parts.summary
-        start = float(summary["window.start_s"] or 0.0)
+        start = _number(summary["window.start_s"] or 0.0)
         # An end that varies over repetitions was not asked for: it is where each of them ended.
         if "window.end_s_ci95_low" not in summary:
-            end = float(summary.get("window.end_s") or end)
-    return start, end
+            end = _number(summary.get("window.end_s") or end)
+    return (start, end) if np.isfinite((start, end)).all() else None
+
+
+def _number(value: Scalar) -> float:
+    return float(value) if isinstance(value, int | float) else np.nan
 
 
 def windowed_throughput(lookup: Lookup, start_s: float, end_s: float) -> Throughput:

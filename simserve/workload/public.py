@@ -74,15 +74,23 @@ def cache_folder() -> Path:
     """Where fetched traces lie: `traces` in SIMSERVE_CACHE, or in simserve's folder of the user's
     cache (XDG_CACHE_HOME, ~/.cache)."""
     if own := os.environ.get("SIMSERVE_CACHE"):
-        return Path(own).expanduser() / "traces"
+        return _folder("SIMSERVE_CACHE", own) / "traces"
     users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(users).expanduser() / "simserve" / "traces"
+    return _folder("XDG_CACHE_HOME", users) / "simserve" / "traces"
+
+
+def _folder(variable: str, value: str) -> Path:
+    """Raises TraceError: it begins with the home of somebody who does not exist."""
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise TraceError(f"{variable}: {value}: there is no such home directory") from None
 
 
 def copies_of(trace: PublicTrace) -> list[Path]:
     """Files that go by the trace's name: in the cache folder, and in what SIMSERVE_TRACES names."""
     given = os.environ.get("SIMSERVE_TRACES")
-    folders = [cache_folder(), *([Path(given).expanduser()] if given else [])]
+    folders = [cache_folder(), *([_folder("SIMSERVE_TRACES", given)] if given else [])]
     return [path for folder in folders if (path := folder / trace.file_name).is_file()]
 
 

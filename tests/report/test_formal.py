@@ -406,3 +406,11 @@ def test_a_real_run_on_a_gpu(run: Path) -> None:
     assert told["attention backend"].startswith("simserve_kernels, decodes auto, layout nhd")
     assert told["clock"].startswith("realtime")
     assert told["steps in which something was compiled"] == "1"
+
+
+def test_text_of_the_configuration_stays_in_its_place(tmp_path: Path) -> None:
+    label, note = r'label="a\n## b"', r'metadata={note: "```\n# c\n```"}'
+    text = report(made(tmp_path / "odd", label, note)).stdout
+    assert text.startswith("# Report of a ## b\n")
+    assert "\n````yaml\n" in text
+    assert text.endswith("\n````\n")

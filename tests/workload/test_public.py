@@ -284,3 +284,10 @@ def test_the_registry_hangs_together(name: str) -> None:
 def test_recorded_traces_are_the_published_ones(name: str, traces_dir: Path) -> None:
     trace = public_trace(name)
     assert trace.is_at(traces_dir / trace.file_name)
+
+
+@pytest.mark.parametrize("variable", ["SIMSERVE_CACHE", "SIMSERVE_TRACES"])
+def test_the_home_of_nobody_is_named(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "~nobody-of-this-name/traces")
+    with pytest.raises(TraceError, match=f"{variable}: ~nobody.*no such home directory"):
+        find_trace("azure2023_conv")
