@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simserve.config import distributions
 from simserve.config import workload as keys
 from simserve.config.loader import LoadedConfig
-from simserve.errors import ConfigError
+from simserve.errors import ConfigError, Problem, TraceError
 from simserve.workload import arrivals, lengths
 from simserve.workload.public import find_trace
 from simserve.workload.sessions import (
@@ -67,8 +67,8 @@ def build_workload(loaded: LoadedConfig, seed: int) -> BuiltWorkload:
     """Make the workload of a configuration.
 
     Raises:
-        ConfigError: values that do not go together.
-        TraceError: the trace file is wrong, or is a public one that was not fetched.
+        ConfigError: values that do not go together, or a public trace that was not fetched.
+        TraceError: the trace file is wrong.
     """
     config = loaded.config.workload
     try:
@@ -121,7 +121,11 @@ def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> 
 
 def _file_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Path:
     if config.name is not None:
-        return find_trace(config.name)
+        try:
+            return find_trace(config.name)
+        except TraceError as error:
+            problem = Problem(path="workload.trace.name", message=str(error))
+            raise ConfigError([problem]) from error
     assert config.path is not None
     return loaded.path(config.path)
 
