@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import simserve
 from simserve.cli.trace import app
 from simserve.cli.trace_generate import parse_length
-from simserve.errors import SimserveError, TraceError
+from simserve.errors import ConfigError, SimserveError
 from simserve.types import TraceRequest
 from simserve.workload.lengths import ConstantLength, LognormalLength, UniformLength, ZipfLength
 from simserve.workload.public import public_names, public_trace
@@ -379,7 +379,7 @@ def test_a_configuration_may_name_a_public_trace(
     config = {"model": "llama-3.1-8b", "workload": {"trace": {"name": "azure2023_conv"}}}
     monkeypatch.setenv("SIMSERVE_CACHE", str(tmp_path))
     monkeypatch.delenv("SIMSERVE_TRACES", raising=False)
-    with pytest.raises(ConfigError, match="trace.name: .* run `simserve trace fetch azure2023_conv`"):
+    with pytest.raises(ConfigError, match="trace.name: .* `simserve trace fetch azure2023_conv`"):
         simserve.run(config)
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
     (tmp_path / "traces").mkdir()
