@@ -379,7 +379,7 @@ def test_a_configuration_may_name_a_public_trace(
     config = {"model": "llama-3.1-8b", "workload": {"trace": {"name": "azure2023_conv"}}}
     monkeypatch.setenv("SIMSERVE_CACHE", str(tmp_path))
     monkeypatch.delenv("SIMSERVE_TRACES", raising=False)
-    with pytest.raises(ConfigError, match="trace.name: .* `simserve trace fetch azure2023_conv`"):
+    with pytest.raises(ConfigError, match=r"trace\.name: .* `simserve trace fetch azure2023_conv`"):
         simserve.run(config)
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
     (tmp_path / "traces").mkdir()
