@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from hypothesis import settings
 # The same examples in every run, however slow the machine.
 settings.register_profile("simserve", deadline=None, derandomize=True)
 settings.load_profile("simserve")
+
+# What a shell starts in the background ignores Ctrl-C, and so does all that is started from there.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
