@@ -17,7 +17,7 @@ from simserve.config.environment import collect
 from simserve.config.executor import Real
 from simserve.config.loader import ConfigSource, LoadedConfig, load_config
 from simserve.config.overrides import Overrides
-from simserve.engine.simulation import ctrl_c_calls, simulate
+from simserve.engine.simulation import Outcome, ctrl_c_calls, simulate
 from simserve.errors import ConfigError, StalledError, TraceError
 from simserve.metrics.options import MetricOptions, RunInfo, Scalar
 from simserve.metrics.recorder import RowSink, RunData
@@ -26,6 +26,7 @@ from simserve.metrics.result import RunFacts, RunResult
 from simserve.metrics.rundir import PICTURE, new_run
 from simserve.metrics.summary import summarise
 from simserve.metrics.tables import requests_table, steps_table
+from simserve.protocols import KVCacheManager
 from simserve.shapes import resolve_kv_dtype
 
 if TYPE_CHECKING:
@@ -176,15 +177,12 @@ def _run_once(
     machine: Machine | None,
     sink: RowSink | None,
 ) -> _Run:
+    kv = None
+    if loaded.config.kv_cache.prefix_cache_at_start == "warm":
+        kv = _warmed(loaded, seed, machine)
     with _naming(loaded.source):
-        built = build(loaded, seed, machine=machine, sink=sink)
-    outcome = simulate(
-        built.parts,
-        async_scheduling=loaded.config.scheduler.async_scheduling,
-        progress=progress,
-    )
-    if outcome.complaint:
-        raise StalledError(outcome.complaint)
+        built = build(loaded, seed, machine=machine, sink=sink, kv=kv)
+    outcome = _simulate(loaded, built, progress)
     if not built.recorder.num_requests:
         raise TraceError(f"no requests are left to run; left out: {dict(built.workload.counts)}")
     metrics = loaded.config.metrics
@@ -208,6 +206,26 @@ def _run_once(
             warnings=(*loaded.warnings, *_remarks(built)),
         )
     return _Run(facts, data, pressed.is_set() or outcome.status == "interrupted")
+
+
+def _simulate(loaded: LoadedConfig, built: Built, progress: Progress | None) -> Outcome:
+    outcome = simulate(
+        built.parts,
+        async_scheduling=loaded.config.scheduler.async_scheduling,
+        progress=progress,
+    )
+    if outcome.complaint:
+        raise StalledError(outcome.complaint)
+    return outcome
+
+
+def _warmed(loaded: LoadedConfig, seed: int, machine: Machine | None) -> KVCacheManager:
+    """The KV cache as the run's own requests leave it when they are served once."""
+    with _naming(loaded.source):
+        built = build(loaded, seed, machine=machine)
+    if _simulate(loaded, built, None).status == "interrupted":
+        raise KeyboardInterrupt
+    return built.parts.kv
 
 
 def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None) -> RunInfo:
@@ -245,12 +263,13 @@ def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None
 
 def _conditions(loaded: LoadedConfig, built: Built, machine: Machine | None) -> dict[str, Scalar]:
     """What a reader of the numbers has to know of how they were taken."""
-    model, executor = loaded.model, loaded.config.executor
+    model, executor, kv_cache = loaded.model, loaded.config.executor, loaded.config.kv_cache
+    at_start = kv_cache.prefix_cache_at_start
     facts: dict[str, Scalar] = {
         "dtype": model.dtype,
-        "kv_cache_dtype": resolve_kv_dtype(model, loaded.config.kv_cache.dtype),
+        "kv_cache_dtype": resolve_kv_dtype(model, kv_cache.dtype),
         "clock": executor.pace if isinstance(executor, Real) else "virtual",
-        "prefix_cache_at_start": "empty" if built.parts.kv.enable_prefix_caching else "off",
+        "prefix_cache_at_start": at_start if built.parts.kv.enable_prefix_caching else "off",
         "warm_up": "none",
     }
     if machine is not None:

@@ -89,6 +89,7 @@ def build(
     leap: bool = True,
     machine: Machine | None = None,
     sink: RowSink | None = None,
+    kv: KVCacheManager | None = None,
 ) -> Built:
     """Make everything that a run of `loaded` needs; `loaded` has its pool size written out.
 
@@ -98,6 +99,7 @@ def build(
         leap: take runs of equal steps at once, where that can be.
         machine: what the steps of a real run are computed on; None: one is opened.
         sink: takes the rows of the tables; None: the recorder keeps them.
+        kv: one that an earlier run has left, with what it has cached; None: a new one.
 
     Raises:
         ConfigError, TraceError, UnknownNameError, PluginError: as the parts have it.
@@ -106,7 +108,7 @@ def build(
     scheduler_config = config.scheduler
     max_model_len = scheduler_config.max_model_len
     assert max_model_len is not None
-    kv = _kv_manager(loaded)
+    kv = kv or _kv_manager(loaded)
     scheduler = _scheduler(scheduler_config, kv)
     drafter = _drafter(scheduler_config, seed)
     executor: Executor

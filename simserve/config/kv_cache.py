@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from simserve.config.base import Count, Registered, StrictModel
 
@@ -51,9 +51,19 @@ class KVCache(StrictModel):
     """Type of the KV entries; auto: the model's."""
     enable_prefix_caching: bool = True
     """Whether blocks of equal prefixes are shared."""
+    prefix_cache_at_start: Literal["empty", "warm"] = "empty"
+    """warm: it holds what serving the same requests once before, unmeasured, has left in it."""
     groups: Annotated[tuple[KVGroup, ...], Field(strict=False, min_length=1)] | None = None
     """KV cache groups of the model's layers. null: one, as the model has it."""
     allocator: Annotated[str, Registered("allocators")] = "paged"
     """How memory is divided: paged, contiguous (a max_model_len region a request), or your own."""
     eviction: Annotated[str, Registered("evictions")] = "lru"
     """Which free cached block is reused first: lru, fifo, or your own."""
+
+    @model_validator(mode="after")
+    def _warm_needs_a_cache(self) -> Self:
+        if self.prefix_cache_at_start == "warm" and not self.enable_prefix_caching:
+            raise ValueError(
+                "prefix_cache_at_start is warm and enable_prefix_caching is false: there is no cache"
+            )
+        return self

@@ -23,6 +23,7 @@ LONGEST_S = 1e7
 """Up to here, about four months, a measuring window is divided into seconds."""
 STARTS = {
     "empty": "cold: the prefix cache was empty",
+    "warm": "warm: the prefix cache held what serving the same requests once before had left",
     "off": "cold: there is no prefix cache",
 }
 CLOCKS = {
@@ -209,7 +210,7 @@ def _repetitions(lookup: Lookup) -> Fact:
         return Fact("repetitions", f"1, seed {seed}")
     return Fact(
         "repetitions",
-        f"{count}, seeds {seed} to {seed + count - 1}, each from a cold start; numbers are means, "
+        f"{count}, seeds {seed} to {seed + count - 1}, each from a start of its own; numbers are means, "
         "in parentheses the 95 % bootstrap interval of the mean; lengths and arrivals are those of "
         "the first",
     )

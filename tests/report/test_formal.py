@@ -177,7 +177,7 @@ def test_repetitions_have_intervals(tmp_path: Path) -> None:
     result = report(run)
     assert result.exit_code == 0
     told, summary = facts(result.stdout), read_run(run).summary_dict
-    assert told["repetitions"].startswith("2, seeds 5 to 6, each from a cold start")
+    assert told["repetitions"].startswith("2, seeds 5 to 6, each from a start of its own")
     low, high = summary["p99_ttft_ms_ci95_low"], summary["p99_ttft_ms_ci95_high"]
     assert row(result.stdout, "TTFT (ms)")[3].endswith(f"({low:,.2f} to {high:,.2f})")
     assert told["throughput"].endswith("of the first repetition")
