@@ -64,6 +64,6 @@ class KVCache(StrictModel):
     def _warm_needs_a_cache(self) -> Self:
         if self.prefix_cache_at_start == "warm" and not self.enable_prefix_caching:
             raise ValueError(
-                "prefix_cache_at_start is warm and enable_prefix_caching is false: there is no cache"
+                "prefix_cache_at_start is warm, enable_prefix_caching is false: there is no cache"
             )
         return self
