@@ -211,8 +211,8 @@ def _repetitions(lookup: Lookup) -> Fact:
     return Fact(
         "repetitions",
         f"{count}, seeds {seed} to {seed + count - 1}, each from a start of its own; numbers are "
-        "means, in parentheses the 95 % bootstrap interval of the mean; lengths and arrivals are those of "
-        "the first",
+        "means, in parentheses the 95 % bootstrap interval of the mean; lengths and arrivals are "
+        "those of the first",
     )
 
 

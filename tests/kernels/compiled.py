@@ -1,8 +1,8 @@
 """Compiles the kernels for a GPU that need not be there: `python -m tests.kernels.compiled`.
 
 Triton decides at its import whether kernels are interpreted, so that this is a program of its own,
-which a test runs. Launches compile instead: the first variant of a kernel down to machine code, all
-others as far as Triton's own intermediate code, on the way to which the errors are that an
+which a test runs. Launches compile instead: the first variant of a kernel as far as Triton's code
+for GPUs, all others as far as the code before it, on the way to which the errors are that an
 interpreter does not see. The last line of stdout is a `Report` in JSON.
 """
 
@@ -110,7 +110,7 @@ class Compiler:
         code = source.make_ir(target, parsed, functions, modules, context)
         stages: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
         backend.add_stages(stages, parsed, source.language)
-        last = "ttir" if source.name in self._begun else "cubin"
+        last = "ttir" if source.name in self._begun else "ttgir"
         self._begun.add(source.name)
         metadata: dict[str, Any] = {}
         for name, stage in stages.items():
