@@ -22,8 +22,10 @@ def list_traces() -> None:
     table = Table("name", "what it is", "licence", "here")
     traces = [public_trace(name) for name in public_names()]
     for trace in traces:
-        is_here = "yes" if copies_of(trace) else ""
-        table.add_row(trace.name, trace.description, trace.licence, is_here)
+        here = ""
+        if copies := copies_of(trace):
+            here = "yes" if trace.is_at(copies[0]) else "another file"
+        table.add_row(trace.name, trace.description, trace.licence, here)
     Console().print(table)
     print(f"fetched into {cache_folder()}")
     for trace in traces:

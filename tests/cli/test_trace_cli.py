@@ -339,6 +339,10 @@ def test_the_list_says_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces" / "burstgpt.csv").write_text("")
     _, shown = call("list")
+    assert "another" in shown
+    monkeypatch.setattr("simserve.workload.public.PublicTrace.is_at", lambda *_: True)
+    _, shown = call("list")
+    assert "another" not in shown
     rows = [line for line in shown.splitlines() if line.startswith("│")]
     here = {row.split()[1] for row in rows if row.rstrip(" │").endswith("yes")}
     assert here == {"burstgpt"}
