@@ -34,6 +34,7 @@ METRICS = {
 PATTERNS = (
     "decode b64 ctx2048",
     "decode b64 ctx8192",
+    "decode b256 ctx512",
     "fp8 KV decode b64 ctx2048",
     "prefill 8192",
     "fp8 KV prefill 8192",

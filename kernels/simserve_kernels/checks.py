@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -25,13 +26,16 @@ __all__ = [
     "HEAD_SIZES",
     "AttentionOptions",
     "attention_options",
+    "check_cache_scales",
     "check_dtype",
     "check_float",
+    "check_heads",
     "check_index",
     "check_kv_cache",
     "check_last_dim_contiguous",
     "check_same_device",
     "check_shape",
+    "check_slopes",
     "device_guard",
 ]
 
@@ -40,6 +44,7 @@ BLOCK_SIZES = range(1, 257)
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INDEX_DTYPES = (torch.int32, torch.int64)
 FP8_DTYPE = torch.float8_e4m3fn
+_NO_LIMIT = 2**31 - 1  # a window that no sequence fills: positions are 32-bit integers
 
 
 class AttentionOptions(NamedTuple):
@@ -125,6 +130,29 @@ def check_index(name: str, tensor: torch.Tensor, expected: tuple[int | str, ...]
     check_last_dim_contiguous(name, tensor)
 
 
+def check_slopes(slopes: torch.Tensor | None, num_heads: int) -> None:
+    """Refuse ALiBi slopes that are not a contiguous float32 tensor, one for each query head."""
+    if slopes is not None:
+        check_dtype("alibi_slopes", slopes, (torch.float32,))
+        check_shape("alibi_slopes", slopes, (num_heads,))
+        check_last_dim_contiguous("alibi_slopes", slopes)
+
+
+def check_heads(num_heads: int, holder: str, num_kv_heads: int) -> None:
+    """Refuse query heads that the KV heads of `holder` cannot serve in groups of one size."""
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"q has {num_heads} heads, {holder} {num_kv_heads}: "
+            "the query heads must be a multiple of the KV heads"
+        )
+
+
+def check_cache_scales(k_cache: torch.Tensor, k_scale: float, v_scale: float) -> None:
+    """Refuse scales of a cache that is not quantised, with ValueError."""
+    if k_cache.dtype != FP8_DTYPE and (k_scale, v_scale) != (1.0, 1.0):
+        raise ValueError(f"k_scale and v_scale must be 1 for a cache of {k_cache.dtype}")
+
+
 def check_kv_cache(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -141,6 +169,8 @@ def check_kv_cache(
     check_dtype("k_cache", k_cache, (dtype, FP8_DTYPE))
     if shape.head_size not in HEAD_SIZES:
         raise ValueError(f"the head size is {shape.head_size}: it must be one of {HEAD_SIZES}")
+    if shape.num_kv_heads == 0:
+        raise ValueError("the cache has 0 KV heads: there must be one at least")
     if shape.block_size not in BLOCK_SIZES:
         raise ValueError(f"the block size is {shape.block_size}: it must be from 1 to 256")
     return shape
@@ -157,18 +187,27 @@ def attention_options(
 ) -> AttentionOptions:
     """Check the options of an attention call and fill in the defaults; scale is head_size^-0.5.
 
+    A window that no sequence fills is no limit.
+
     Raises:
-        ValueError: a scale, window or cap that is not a positive finite number.
+        ValueError: a scale or cap that is not a positive finite number, or a window that is not a
+            positive integer.
     """
     scale = head_size**-0.5 if scale is None else scale
     numbers = {"scale": scale, "k_scale": k_scale, "v_scale": v_scale}
     if soft_cap is not None:
         numbers["soft_cap"] = soft_cap
-    if sliding_window is not None:
-        numbers["sliding_window"] = sliding_window
     for name, number in numbers.items():
         if not (math.isfinite(number) and number > 0):
             raise ValueError(f"{name} is {number}: it must be positive and finite")
     return AttentionOptions(
-        float(scale), sliding_window or 0, float(soft_cap or 0), float(k_scale), float(v_scale)
+        float(scale), _window(sliding_window), float(soft_cap or 0), float(k_scale), float(v_scale)
     )
+
+
+def _window(sliding_window: int | None) -> int:
+    if sliding_window is None:
+        return 0
+    if not isinstance(sliding_window, Integral) or sliding_window < 1:
+        raise ValueError(f"sliding_window is {sliding_window}: it must be a positive integer")
+    return int(sliding_window) if sliding_window < _NO_LIMIT else 0

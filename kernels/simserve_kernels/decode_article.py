@@ -11,10 +11,12 @@ L = Σ l_j e^(m_j − m), O = Σ O_j l_j e^(m_j − m) / L.
 The design is that of vLLM v0.11.0's CUDA kernels paged_attention_v1 and _v2 (Kwon et al., 2023).
 Four decisions differ. Scores live in global memory, which the L2 holds, since Triton programs
 cannot index shared memory. They are kept in units of log2, and their exponentials are taken again
-where they are used instead of being kept beside them. The products run on the tensor cores, the
-query repeated in the 16 rows of a matrix, of which one is kept. And the 1e-6 that those kernels
-add to the sum is dropped: the largest term of a sum is e^0 = 1, so that it protects nothing but a
-sequence of length 0, which gives 0 here, and it biases every output by up to 1e-6.
+where they are used instead of being kept beside them. On the nhd layout the products run on the
+tensor cores, the query repeated in the 16 rows of a matrix, of which one is kept; on the packed one
+they run as there, element by element in float32, since what a thread loads is not what it would
+have to hold for a tensor core. And the 1e-6 that those kernels add to the sum is dropped: the
+largest term of a sum is e^0 = 1, so that it protects nothing but a sequence of length 0, which
+gives 0 here, and it biases every output by up to 1e-6.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from simserve_kernels.decode_parts import (
     add_values,
     block_numbers,
     load_k,
+    load_packed_k,
     load_query,
     load_v,
+    scaled_scores,
     score_tile,
     store_rows,
     tokens_to_read,
@@ -61,7 +65,7 @@ def _score_tiles(
     and span[2], span[3], span[4] are the first token seen, the end of those, and seq_len.
     """
     TILE: tl.constexpr = opt.tile
-    STAGES: tl.constexpr = 1 if MASKED else None
+    STAGES: tl.constexpr = 1 if MASKED or opt.packed_slot > 0 else None
     token = span[0] + tl.arange(0, TILE)
     if not MASKED:
         block = block_numbers(cache[2], token, token < span[1], opt)
@@ -70,10 +74,17 @@ def _score_tiles(
         seen = (token >= span[2]) & (token < span[3])
         if MASKED:
             block = block_numbers(cache[2], token, seen, opt)
-        keys = load_k(cache[0], block, token, seen, by, opt, MASKED)
+        if opt.packed_slot > 0:
+            keys = load_packed_k(cache[0], block, token, seen, by, opt, MASKED)
+        else:
+            keys = load_k(cache[0], block, token, seen, by, opt, MASKED)
         if not MASKED:
             block = block_numbers(cache[2], token + TILE, token + TILE < span[1], opt)
-        scores = score_tile(query, keys, token, span[4], num, opt)
+        if opt.packed_slot > 0:
+            products = tl.sum(tl.sum(query[0] * keys.to(tl.float32), axis=2), axis=1)[None, :]
+            scores = scaled_scores(products, query, token, span[4], num, opt)
+        else:
+            scores = score_tile(query, keys, token, span[4], num, opt)
         if MASKED:
             scores = tl.where(seen[None, :], scores, float("-inf"))
         row = tl.arange(0, opt.rows)[:, None]
@@ -95,10 +106,13 @@ def _output_tiles(
     opt: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """Return (acc, acc of odd dimensions) + weights · V over the tiles; arguments as above."""
+    """Return (acc, acc of odd dimensions) + weights · V over the tiles; arguments as above.
+
+    On the packed layout acc is `[tokens of a tile, dims]`, to be summed up at the end.
+    """
     ROWS: tl.constexpr = opt.rows
     TILE: tl.constexpr = opt.tile
-    STAGES: tl.constexpr = 1 if MASKED else None
+    STAGES: tl.constexpr = 1 if MASKED or opt.packed_slot > 0 else None
     token = span[0] + tl.arange(0, TILE)
     if not MASKED:
         block = block_numbers(cache[2], token, token < span[1], opt)
@@ -111,13 +125,16 @@ def _output_tiles(
             block = block_numbers(cache[2], token, read, opt)
             score = tl.load(cache[3] + token, mask=seen, other=float("-inf"))
         values = load_v(cache[1], block, token, read, seen, by, opt, MASKED)
-        weight = (tl.exp2(score - top) * inverse).to(dtype)
+        weight = tl.exp2(score - top) * inverse
         if not MASKED:
             following = token + TILE
             block = block_numbers(cache[2], following, following < span[1], opt)
             score = tl.load(cache[3] + following, mask=following < span[1], other=0.0)
-        weights = tl.broadcast_to(weight[None, :], (ROWS, TILE))
-        acc, acc_odd = add_values(acc, acc_odd, weights, values, opt)
+        if opt.packed_slot > 0:
+            acc += weight[:, None] * values.to(tl.float32)
+        else:
+            weights = tl.broadcast_to(weight.to(dtype)[None, :], (ROWS, TILE))
+            acc, acc_odd = add_values(acc, acc_odd, weights, values, opt)
     return acc, acc_odd
 
 
@@ -165,14 +182,29 @@ def _attend_range(
 
     inverse = 1.0 / total
     dtype: tl.constexpr = query[0].dtype
-    acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
+    ACC_ROWS: tl.constexpr = TILE if opt.packed_slot > 0 else ROWS
+    acc = tl.zeros([ACC_ROWS, HEAD_PAD], tl.float32)
     odd = acc
     if opt.window > 0:
         acc, odd = _output_tiles(acc, odd, cache, left, top, inverse, dtype, by, opt, True)
     if not opt.ieee:
         acc, odd = _output_tiles(acc, odd, cache, middle, top, inverse, dtype, by, opt, False)
     acc, odd = _output_tiles(acc, odd, cache, right, top, inverse, dtype, by, opt, True)
+    if opt.packed_slot > 0:
+        acc = tl.sum(acc, axis=0)[None, :]
+        odd = acc
     return acc, odd, top, total
+
+
+@triton.jit
+def _in_pieces(query: tl.tensor, opt: tl.constexpr) -> tl.tensor:
+    """Return q as its products need it: on the packed layout float32 `[1, dims / x, x]`."""
+    if opt.packed_slot > 0:
+        PARTS: tl.constexpr = opt.head_pad // opt.x
+        X: tl.constexpr = opt.x
+        return tl.reshape(query, (1, PARTS, X)).to(tl.float32)
+    else:
+        return query
 
 
 @triton.jit
@@ -228,7 +260,7 @@ def _decode_kernel(
         block_table + seq * by.table_seq,
         scores + row * scores_row,
     )
-    query = (query, odd, row_scale, slope)
+    query = (_in_pieces(query, opt), odd, row_scale, slope)
     acc, odd, top, total = _attend_range(query, cache, low, high, seq_len, num, by, opt, SUM_TILE)
     store_rows(out_rows, acc, odd, same.to(tl.float32) + num.v_scale, one, opt)
     if PARTITION > 0:
@@ -295,20 +327,30 @@ def _launch(
 ) -> None:
     row = triton.cdiv(call.max_seq_len, _SUM_TILE) * _SUM_TILE
     scores = call.q.new_empty((call.num_seqs, call.num_heads, row), dtype=torch.float32)
-    tile, num_warps, stages = _tile(call)
+    tile, num_warps, stages = _tile(call, call.num_heads * call.num_seqs * num_parts, partition)
     _decode_kernel[(call.num_heads, call.num_seqs, num_parts)](
         out, *statistics, call.q, call.k_cache, call.v_cache, scores, call.block_table,
         call.seq_lens, call.slopes, out_part, row, call.numbers(), call.strides(out),
-        call.kernel_options(tile, _ROWS), PARTITION=partition, SUM_TILE=_SUM_TILE,
-        num_warps=num_warps, num_stages=stages,
+        call.kernel_options(tile, 1 if call.layout == "packed" else _ROWS), PARTITION=partition,
+        SUM_TILE=_SUM_TILE, num_warps=num_warps, num_stages=stages,
     )  # fmt: skip
 
 
-def _tile(call: DecodeCall) -> tuple[int, int, int]:
-    """Return tokens of a tile, warps and stages."""
+def _tile(call: DecodeCall, num_programs: int, partition: int) -> tuple[int, int, int]:
+    """Return tokens of a tile, warps and stages.
+
+    On the packed layout nothing but other warps hides how long a load takes: few large programs, or
+    many of one warp. But a V1 program of one warp with a long sequence would set the time of a
+    ragged batch. (Copies ahead of time, through shared memory, take twice as long.)
+    """
     if call.k_cache.dtype == torch.float32:
         return 16, 4, 1
-    return (64 if call.layout == "nhd" and call.head_size <= 128 else 32), 2, 3
+    if call.layout == "nhd":
+        return (64 if call.head_size <= 128 else 32), 2, 3
+    if num_programs <= 512:
+        return 64, 8, 1
+    one_warp = partition and num_programs > 1024 and call.head_size <= 128
+    return 16, 1 if one_warp else 4, 1
 
 
 def decode_v1(call: DecodeCall, out: torch.Tensor) -> None:

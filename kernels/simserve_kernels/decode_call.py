@@ -12,12 +12,15 @@ from simserve_kernels.checks import (
     FP8_DTYPE,
     AttentionOptions,
     attention_options,
+    check_cache_scales,
     check_float,
+    check_heads,
     check_index,
     check_kv_cache,
     check_last_dim_contiguous,
     check_same_device,
     check_shape,
+    check_slopes,
 )
 from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides, token_run
 
@@ -214,8 +217,7 @@ def checked_call(
     check_same_device({"q": q, "k_cache": k_cache, "v_cache": v_cache, **tables, "out": out})
     check_float("q", q)
     cache = check_kv_cache(k_cache, v_cache, layout, q.dtype)
-    if k_cache.dtype != FP8_DTYPE and (k_scale, v_scale) != (1.0, 1.0):
-        raise ValueError(f"k_scale and v_scale must be 1 for a cache of {k_cache.dtype}")
+    check_cache_scales(k_cache, k_scale, v_scale)
     _check_rows(q, out, alibi_slopes, cache)
     check_index("block_table", block_table, (q.shape[0], "max_blocks"))
     check_index("seq_lens", seq_lens, (q.shape[0],))
@@ -252,15 +254,9 @@ def _check_rows(
 ) -> None:
     check_shape("q", q, ("num_seqs", "num_heads", cache.head_size))
     check_last_dim_contiguous("q", q)
-    if q.shape[1] % cache.num_kv_heads:
-        raise ValueError(
-            f"q has {q.shape[1]} heads, the cache {cache.num_kv_heads}: "
-            "the query heads must be a multiple of the KV heads"
-        )
+    check_heads(q.shape[1], "the cache", cache.num_kv_heads)
     check_shape("out", out, tuple(q.shape))
     check_last_dim_contiguous("out", out)
     if out.dtype != q.dtype:
         raise TypeError(f"out is {out.dtype}, q {q.dtype}: they must agree")
-    if alibi_slopes is not None:
-        check_shape("alibi_slopes", alibi_slopes, (q.shape[1],))
-        check_last_dim_contiguous("alibi_slopes", alibi_slopes)
+    check_slopes(alibi_slopes, q.shape[1])

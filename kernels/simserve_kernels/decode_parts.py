@@ -17,8 +17,10 @@ __all__ = [
     "add_values",
     "block_numbers",
     "load_k",
+    "load_packed_k",
     "load_query",
     "load_v",
+    "scaled_scores",
     "score_tile",
     "store_rows",
     "tokens_to_read",
@@ -64,24 +66,41 @@ def load_k(
     opt: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """Return K of a tile, transposed `[dims, tokens]`, 0 where a token is not seen.
-
-    The packed layout is loaded as `[dims / x, tokens, x]`: neighbouring threads read the 16 bytes
-    of neighbouring tokens.
-    """
-    place = (token % opt.block_size).to(tl.int64)
+    """Return K of a tile, transposed `[dims, tokens]`, 0 where a token is not seen."""
     if opt.packed_slot > 0:
         HEAD_PAD: tl.constexpr = opt.head_pad
         TILE: tl.constexpr = opt.tile
-        row = block * by.k_block + place * opt.packed_slot
+        row = block * by.k_block + (token % opt.block_size).to(tl.int64) * opt.packed_slot
         dim = tl.arange(0, opt.head_pad // opt.x)[:, None, None] * opt.x
         column = (dim // opt.x) * by.k_outer + tl.arange(0, opt.x)[None, None, :]
         tile = _load(k_head + row[None, :, None] + column, dim, seen[None, :, None], opt, MASKED)
         return tl.reshape(tl.permute(tile, (0, 2, 1)), (HEAD_PAD, TILE))
     else:
-        row = block * by.k_block + place * by.k_slot
+        row = block * by.k_block + (token % opt.block_size).to(tl.int64) * by.k_slot
         dim = tl.arange(0, opt.head_pad)[None, :]
         return tl.trans(_load(k_head + row[:, None] + dim, dim, seen[:, None], opt, MASKED))
+
+
+@triton.jit
+def load_packed_k(
+    k_head: tl.tensor,
+    block: tl.tensor,
+    token: tl.tensor,
+    seen: tl.tensor,
+    by: DecodeStrides,
+    opt: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """Return K of a tile by the packed layout's pieces, `[tokens, dims / x, x]`; 0 if not seen.
+
+    Of dimensions that are alike the compiler gives neighbouring threads the first: they read the 16
+    bytes of neighbouring tokens, which lie side by side. (For a tensor core the order of `load_k`
+    measures faster.)
+    """
+    row = block * by.k_block + (token % opt.block_size).to(tl.int64) * opt.packed_slot
+    dim = tl.arange(0, opt.head_pad // opt.x)[None, :, None] * opt.x
+    column = (dim // opt.x) * by.k_outer + tl.arange(0, opt.x)[None, None, :]
+    return _load(k_head + row[:, None, None] + column, dim, seen[:, None, None], opt, MASKED)
 
 
 @triton.jit
@@ -167,6 +186,19 @@ def score_tile(
         scores = tl.dot(query[1], odd, tl.dot(query[0], even))
     else:
         scores = tl.dot(query[0], keys.to(query[0].dtype), input_precision="ieee")
+    return scaled_scores(scores, query, token, seq_len, num, opt)
+
+
+@triton.jit
+def scaled_scores(
+    scores: tl.tensor,
+    query: tl.tensor,
+    token: tl.tensor,
+    seq_len: tl.tensor,
+    num: DecodeNumbers,
+    opt: tl.constexpr,
+) -> tl.tensor:
+    """Return products `[rows, tokens]` of q and K as scores; arguments as of `score_tile`."""
     scores = scores * query[2][:, None]
     if opt.alibi or opt.soft_cap:
         scores = biased_scores(scores, token, seq_len, query[3], num, opt) * LOG2_E

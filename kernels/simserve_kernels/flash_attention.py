@@ -26,10 +26,12 @@ from simserve_kernels.checks import (
     attention_options,
     check_dtype,
     check_float,
+    check_heads,
     check_index,
     check_last_dim_contiguous,
     check_same_device,
     check_shape,
+    check_slopes,
     device_guard,
 )
 from simserve_kernels.layouts import KVStrides
@@ -70,20 +72,20 @@ def flash_attention(
         TypeError: a dtype that the kernel does not know.
         ValueError: shapes, devices or options that do not fit.
     """
+    check_dense(q, k, v)
     options = attention_options(
         q.shape[-1], scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
     )
-    check_dense(q, k, v)
     check_index("query_start_loc", query_start_loc, ("num_seqs + 1",))
     check_index("key_start_loc", key_start_loc, tuple(query_start_loc.shape))
-    if alibi_slopes is not None:
-        check_dtype("alibi_slopes", alibi_slopes, (torch.float32,))
-        check_shape("alibi_slopes", alibi_slopes, (q.shape[1],))
+    check_slopes(alibi_slopes, q.shape[1])
+    if q.shape[0] and query_start_loc.shape[0] < 2:
+        raise ValueError(f"query_start_loc has no sequences: q has {q.shape[0]} tokens")
     tensors = {"q": q, "k": k, "v": v, "query_start_loc": query_start_loc}
     check_same_device({**tensors, "key_start_loc": key_start_loc, "alibi_slopes": alibi_slopes})
     num = Numbers(options.scale, 1.0, options.soft_cap, options.sliding_window)
     out = torch.empty_like(q)
-    if q.shape[0]:
+    if q.numel():
         _launch(out, q, k, v, (query_start_loc, key_start_loc, alibi_slopes), num, causal, tile)
     return out
 
@@ -103,10 +105,9 @@ def check_dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     check_shape("v", v, tuple(k.shape))
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_last_dim_contiguous(name, tensor)
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"q has {q.shape[1]} heads, k {k.shape[1]}: the first must be a multiple of the second"
-        )
+    if 0 in k.shape[1:]:
+        raise ValueError(f"k has shape {tuple(k.shape)}: there must be a head of one element")
+    check_heads(q.shape[1], "k", k.shape[1])
 
 
 def _launch(

@@ -16,6 +16,7 @@ import triton.language as tl
 from simserve_kernels.checks import (
     FP8_DTYPE,
     attention_options,
+    check_cache_scales,
     check_float,
     check_index,
     check_kv_cache,
@@ -107,8 +108,7 @@ def check_write(
     check_index("slot_mapping", slot_mapping, (k.shape[0],))
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     attention_options(shape.head_size, scale=None, sliding_window=None, soft_cap=None, **scales)
-    if k_cache.dtype != FP8_DTYPE and (k_scale, v_scale) != (1.0, 1.0):
-        raise ValueError(f"k_scale and v_scale must be 1 for a cache of {k_cache.dtype}")
+    check_cache_scales(k_cache, k_scale, v_scale)
     return shape
 
 

@@ -53,13 +53,13 @@ def traffic(
     """
     item = dtype.itemsize
     dense = item * head_size * (2 * q_len * num_heads + 2 * kv_len * num_kv_heads)
-    pairs = q_len * kv_len
+    pairs, seeing = q_len * kv_len, min(q_len, kv_len)
     scratch = num_heads * pairs * (4 + item)
-    hidden = q_len * (q_len - 1) // 2 if causal else 0
+    seen = seeing * kv_len - seeing * (seeing - 1) // 2 if causal else pairs
     return Traffic(
         naive_bytes=dense + 2 * scratch,
         flash_bytes=dense,
-        flops=4 * num_heads * head_size * (pairs - hidden),
+        flops=4 * num_heads * head_size * seen,
         naive_scratch_bytes=scratch,
     )
 
@@ -92,7 +92,7 @@ def naive_attention(
     scores = torch.empty(num_heads, q_len, kv_len, dtype=torch.float32, device=q.device)
     weights = torch.empty_like(scores, dtype=q.dtype)
     out = torch.empty_like(q)
-    if q_len == 0:
+    if out.numel() == 0:
         return out
     ieee = q.dtype == torch.float32
     # Products of float32 run on the CUDA cores, whose operands take a thread's registers.
@@ -163,6 +163,7 @@ def _softmax_kernel(
         m = m_new
     largest = tl.max(m, axis=0)
     total = tl.sum(sums * tl.exp(m - largest), axis=0)
+    total = tl.where(total > 0.0, total, 1.0)  # a row that sees no key gives 0
     for begin in tl.range(0, kv_len, BLOCK):
         keys = begin + tl.arange(0, BLOCK)
         tile = tl.load(scores + start + keys, mask=keys < kv_len, other=float("-inf"))

@@ -88,7 +88,7 @@ def paged_decode(
         layout=layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
         k_scale=k_scale, v_scale=v_scale,
     ).in_words()  # fmt: skip
-    if call.num_seqs == 0:
+    if q.numel() == 0:
         return out
     if path == "article":
         path = "v1" if use_v1_0_11_0(max_seq_len, call.num_seqs, call.num_heads) else "v2"

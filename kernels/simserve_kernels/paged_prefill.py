@@ -34,13 +34,16 @@ from simserve_kernels.attention_tile import (
 )
 from simserve_kernels.checks import (
     attention_options,
+    check_cache_scales,
     check_dtype,
     check_float,
+    check_heads,
     check_index,
     check_kv_cache,
     check_last_dim_contiguous,
     check_same_device,
     check_shape,
+    check_slopes,
     device_guard,
 )
 from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides, token_run
@@ -99,17 +102,17 @@ def paged_prefill(
         TypeError: a dtype that the kernel does not know.
         ValueError: shapes, devices or options that do not fit.
     """
-    options = attention_options(
-        q.shape[-1], scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
-        k_scale=k_scale, v_scale=v_scale,
-    )  # fmt: skip
-    num = Numbers(options.scale * k_scale, v_scale, options.soft_cap, options.sliding_window)
     out = torch.empty_like(q) if out is None else out
     call = _Call(
         out, q, k_cache, v_cache, block_table, query_start_loc, seq_lens, alibi_slopes, layout
     )
-    shape = _check(call)
-    if seq_lens.shape[0] and q.shape[0]:
+    shape = _check(call, k_scale, v_scale)
+    options = attention_options(
+        shape.head_size, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
+        k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    num = Numbers(options.scale * k_scale, v_scale, options.soft_cap, options.sliding_window)
+    if seq_lens.shape[0] and q.numel():
         held = block_table.shape[1] * shape.block_size
         longest = held if max_seq_len is None else min(held, max_seq_len)
         _launch(call, shape, num, (max_query_len, longest), tile)
@@ -130,15 +133,12 @@ class _Call(NamedTuple):
     layout: CacheLayout
 
 
-def _check(call: _Call) -> CacheShape:
+def _check(call: _Call, k_scale: float, v_scale: float) -> CacheShape:
     check_float("q", call.q)
     shape = check_kv_cache(call.k_cache, call.v_cache, call.layout, call.q.dtype)
+    check_cache_scales(call.k_cache, k_scale, v_scale)
     check_shape("q", call.q, ("num_tokens", "num_heads", shape.head_size))
-    if call.q.shape[1] % shape.num_kv_heads:
-        raise ValueError(
-            f"q has {call.q.shape[1]} heads, the cache {shape.num_kv_heads}: "
-            "the first must be a multiple of the second"
-        )
+    check_heads(call.q.shape[1], "the cache", shape.num_kv_heads)
     check_last_dim_contiguous("q", call.q)
     check_dtype("out", call.out, (call.q.dtype,))
     check_shape("out", call.out, tuple(call.q.shape))
@@ -147,10 +147,7 @@ def _check(call: _Call) -> CacheShape:
     num_seqs = call.seq_lens.shape[0]
     check_index("block_table", call.block_table, (num_seqs, "max_num_blocks"))
     check_index("query_start_loc", call.query_start_loc, (num_seqs + 1,))
-    if call.alibi_slopes is not None:
-        check_dtype("alibi_slopes", call.alibi_slopes, (torch.float32,))
-        check_shape("alibi_slopes", call.alibi_slopes, (call.q.shape[1],))
-        check_last_dim_contiguous("alibi_slopes", call.alibi_slopes)
+    check_slopes(call.alibi_slopes, call.q.shape[1])
     tensors = call._asdict()
     del tensors["layout"]
     check_same_device(tensors)

@@ -4,8 +4,9 @@ No row is sorted, nothing waits for the host, and the same calls may be replayed
 A token depends on its own row alone: its logits, settings, seed and step.
 
     survey   the largest logit of each chunk of the vocabulary           (all that greedy needs)
-    sketch   before it, if a row has a top-k or top-p: a sample says where to look for the cut
-    gather   whole weights by tile, and the logits around the cut
+    sketch   before it, if a row has a top-k or top-p: a sample says at which logits to count
+    guess    after it: what lies above these says between which two logits the cut is
+    gather   whole weights by tile, and the logits between these two
     draw     the exact cut, and the first token whose running sum of weights exceeds u · sum
 
 `sampling_reference` is the same in plain torch.
@@ -26,40 +27,35 @@ from simserve_kernels.checks import (
     device_guard,
 )
 from simserve_kernels.sampling_draw import draw_kernel, pick_kernel
+from simserve_kernels.sampling_guess import guess_kernel
 from simserve_kernels.sampling_passes import gather_kernel, sketch_kernel, survey_kernel
 from simserve_kernels.sampling_scratch import RowSettings, Sizes, scratch_of
 from simserve_kernels.sampling_settings import SamplingColumns
 
 __all__ = ["SampledRows", "SamplingPlan", "plan_sampling", "sample"]
 
-_MIN_CHUNK = 1024
-_MAX_CHUNK = 4096
+_CHUNK = 1024
 _MAX_CHUNKS = 256
 _TILE = 1024
-_MAX_RUN = 8
-_ONE_WAVE = 128
-"""Draws of eight warps that run at the same time: more of them would take turns."""
-_FULL_GPU = 2048
-"""Programs beyond which more of them bring nothing."""
+_FEW_CHUNKS = 1024
+"""Of so many at most, each is shared by four warps; of more of them, each takes one warp."""
 
 
 class SamplingPlan(NamedTuple):
     """How rows are cut into programs. It changes how long a call takes, not what it returns."""
 
     chunk: int
-    """Logits of a program of the survey."""
+    """Logits of a program of the survey, at least one a thread."""
     tile: int
-    """Logits whose weights are added up together, at most 1024."""
-    run: int
-    """Tiles of a program of the gathering."""
+    """Logits whose weights are added up together, from 128 to 1024."""
     pivots: int = 16
-    """Logits at which the survey counts, the last of them −∞."""
-    capacity: int = 4096
+    """Logits at which the survey counts, the last of them below all."""
+    capacity: int = 2048
     """Logits around a cut that are collected."""
-    scan: int = 2048
+    scan: int = 8192
     """Logits read at a time where they do not hold the cut."""
     survey_warps: int = 4
-    gather_warps: int = 4
+    """A program of the gathering has one."""
     draw_warps: int = 8
 
 
@@ -75,18 +71,13 @@ class SampledRows(NamedTuple):
 
 
 def plan_sampling(num_rows: int, vocab_size: int) -> SamplingPlan:
-    """Return a plan: small pieces for few rows, so that these fill a GPU too."""
-    next_power = triton.next_power_of_2
-    few = num_rows * triton.cdiv(vocab_size, _MAX_CHUNK) < _FULL_GPU // 8
-    chunk = max(_MIN_CHUNK if few else _MAX_CHUNK, next_power(triton.cdiv(vocab_size, _MAX_CHUNKS)))
-    tiles = num_rows * triton.cdiv(vocab_size, _TILE)
-    run = min(_MAX_RUN, next_power(max(1, tiles // _FULL_GPU)))
+    """Return a plan: with few rows, more warps share a piece, so that these fill a GPU too."""
+    chunk = max(_CHUNK, triton.next_power_of_2(triton.cdiv(vocab_size, _MAX_CHUNKS)))
+    few = num_rows * triton.cdiv(vocab_size, chunk) <= _FEW_CHUNKS
     return SamplingPlan(
         chunk=chunk,
         tile=_TILE,
-        run=run,
-        gather_warps=4 if run == 1 else 2,
-        draw_warps=8 if num_rows <= _ONE_WAVE else 4,
+        survey_warps=4 if few else min(8, chunk // _CHUNK),
     )
 
 
@@ -100,7 +91,7 @@ def sample(
     the last that top-p needs, the first ones stay. Seed and step give 64 random bits by
     Philox-4×32-10.
 
-    Grid: rows × chunks, then rows × runs of tiles; the sketch and the draw have a program a row.
+    Grid: rows × chunks, then rows × tiles; sketch, guess and draw have a program a row.
 
     Args:
         logits: `[R, V]`, bfloat16, float16 or float32, after masks and penalties; rows may be
@@ -137,19 +128,16 @@ def _sizes(vocab_size: int, columns: SamplingColumns, plan: SamplingPlan) -> Siz
     is_cut = columns.top_k is not None or columns.top_p is not None
     cuts = columns.path != "greedy" and is_cut
     chunks, tiles = triton.cdiv(vocab_size, plan.chunk), triton.cdiv(vocab_size, plan.tile)
-    runs = triton.cdiv(tiles, plan.run)
     return Sizes(
         mixed=columns.path == "mixed",
         ids=columns.path != "random",
         chunk=plan.chunk,
         chunks=chunks,
         chunks_pad=triton.next_power_of_2(chunks),
+        lanes=32 * plan.survey_warps,
         tile=plan.tile,
         tiles=tiles,
         tiles_pad=triton.next_power_of_2(tiles),
-        run=plan.run,
-        runs=runs,
-        runs_pad=triton.next_power_of_2(runs),
         pivots=plan.pivots if cuts else 0,
         capacity=plan.capacity if cuts else 0,
         scan=plan.scan,
@@ -172,7 +160,7 @@ def _launch(
     if columns.path == "greedy":
         pick_kernel[(num_rows,)](out.tokens, scratch, sizes, num_warps=1)
         return
-    gather_kernel[(num_rows * sizes.runs,)](
-        scratch, *rows, settings, sizes, num_warps=plan.gather_warps
-    )
+    if sizes.pivots:
+        guess_kernel[(num_rows,)](scratch, vocab_size, settings, sizes, num_warps=1)
+    gather_kernel[(num_rows * sizes.tiles,)](scratch, *rows, settings, sizes, num_warps=1)
     draw_kernel[(num_rows,)](*out, scratch, *rows, settings, sizes, num_warps=plan.draw_warps)

@@ -13,7 +13,7 @@ from simserve_kernels.sampling_cut import LARGEST_KEY, cut_of_row, is_kept, leas
 from simserve_kernels.sampling_scratch import RowSettings, Scratch
 from simserve_kernels.sampling_values import (
     GREEDY_LIMIT,
-    WEIGHT_BITS,
+    MOST_LOGIT,
     canonical_logits,
     exponent_scale,
     key_of,
@@ -73,11 +73,10 @@ def _cut_among_collected(
 
     If it is there, the weights of what is kept are added to those of their tiles.
     """
-    tile, run = tl.arange(0, opt.tiles_pad), tl.arange(0, opt.runs_pad)
-    sums = tl.load(scratch.above + row * opt.tiles + tile, mask=tile < opt.tiles, other=0)
-    sure, count = tl.sum(sums & WEIGHT_BITS, axis=0), tl.sum(sums >> 52, axis=0)
-    total = tl.load(scratch.totals + row * opt.runs + run, mask=run < opt.runs, other=0)
-    total = tl.sum(total, axis=0)  # of rows with a top-p
+    tile = tl.arange(0, opt.tiles_pad)
+    real = tile < opt.tiles
+    tile += row * opt.tiles
+    sure = tl.sum(tl.load(scratch.above + tile, mask=real, other=0), axis=0)
     n = tl.load(scratch.found + row)
     place = tl.arange(0, opt.capacity)
     there = place < n
@@ -88,12 +87,16 @@ def _cut_among_collected(
     high = tl.max(tl.where(there, key, -LARGEST_KEY), axis=0).to(tl.int64) + 1
     fits = n <= opt.capacity
     cut, last = key_of(least).to(tl.int64), tl.full([], LARGEST_KEY, tl.int32)
+    total = sure
     if k > 0:
-        whole = tl.load(scratch.brackets + 2 * row) <= least  # nothing lies below
+        count = tl.sum(tl.load(scratch.counts + tile, mask=real, other=0), axis=0)
+        whole = tl.load(scratch.brackets + 3 * row) <= tl.maximum(least, -MOST_LOGIT)
         fits = fits & (count < k) & ((k <= count + n) | whole)
         if fits & (k <= count + n):
             cut = _search(key, there.to(tl.int32), k - count, low, high)
-            total = sure + tl.sum(tl.where(key >= cut.to(tl.int32), weight, 0), axis=0)
+        total += tl.sum(tl.where(key >= cut.to(tl.int32), weight, 0), axis=0)
+    elif p < 1.0:
+        total = tl.sum(tl.load(scratch.totals + tile, mask=real, other=0), axis=0)
     if p < 1.0:
         goal = least_weight(total, p)
         fits = fits & (goal > sure) & (goal <= sure + tl.sum(weight, axis=0))
@@ -182,5 +185,5 @@ def draw_kernel(
     tl.store(last_ties + row, last)
     a, b, _, _ = tl.randint4x(tl.load(settings.seeds + row), tl.load(settings.steps + row))
     random = (a.to(tl.uint64) << 32) | b.to(tl.uint64)
-    token = _token_at(weights & WEIGHT_BITS, random, logits, vocab, cut, last, largest, scale, opt)
+    token = _token_at(weights, random, logits, vocab, cut, last, largest, scale, opt)
     tl.store(tokens + row, token)

@@ -8,10 +8,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from simserve_kernels.sampling_scratch import Scratch
-from simserve_kernels.sampling_values import LARGEST_EXPONENT, MOST_LOGIT
+from simserve_kernels.sampling_scratch import RowSettings, Scratch
+from simserve_kernels.sampling_values import (
+    LARGEST_EXPONENT,
+    MOST_LOGIT,
+    exponent_scale,
+    least_logit,
+    row_largest,
+    row_top_k,
+    row_top_p,
+)
 
-__all__ = ["guessed_bracket"]
+__all__ = ["guess_kernel"]
 
 _FLOOR = tl.constexpr(1e-7)
 _TINY = tl.constexpr(1e-30)
@@ -47,7 +55,7 @@ def _part_above(
 
 
 @triton.jit
-def guessed_bracket(
+def _guessed_bracket(
     scratch: Scratch,
     row: tl.tensor,
     vocab: tl.tensor,
@@ -63,9 +71,8 @@ def guessed_bracket(
     surveys = scratch.surveys + (row * opt.chunks + chunk) * opt.pivots + pivot[None, :]
     sums = tl.sum(tl.load(surveys, mask=chunk < opt.chunks, other=0.0), axis=0)
     total = tl.max(sums, axis=0)
-    # The last pivot is −∞: where it counts it stands below all logits.
     sketch = scratch.sketches + row * (opt.pivots + 1)
-    pivots = tl.load(sketch + pivot, mask=pivot < opt.pivots - 1, other=-MOST_LOGIT)
+    pivots = tl.load(sketch + pivot)
     base = _part_above(least, sums, pivots, opt.pivots)
     goal = tl.where(k > 0, k.to(tl.float32), p * base)
     n = tl.sum((sums < goal).to(tl.int32), axis=0)  # pivots above the cut
@@ -103,3 +110,27 @@ def guessed_bracket(
     high = tl.where(open_above | all_above, float("inf"), high)
     low = tl.where(low > least, low, least)
     return low, tl.where(high > low, high, low)
+
+
+@triton.jit
+def guess_kernel(
+    scratch: Scratch, vocab: tl.tensor, settings: RowSettings, opt: tl.constexpr
+) -> None:
+    """Store the bracket of a row, empty if nothing cuts it, and its largest logit.
+
+    Also sets the row's `found` to 0.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    t = tl.load(settings.temperature + row)
+    largest, scale = row_largest(scratch.tops, row, opt), exponent_scale(t)
+    least = least_logit(settings.min_p, row, largest, t)
+    low, high = least, least
+    k, p = row_top_k(settings.top_k, row, vocab), row_top_p(settings.top_p, row)
+    if (k > 0) | (p < 1.0):
+        low, high = _guessed_bracket(scratch, row, vocab, k, p, least, largest, scale, opt)
+        low = tl.maximum(low, -MOST_LOGIT)  # what is −∞ is never collected
+    bracket = scratch.brackets + 3 * row
+    tl.store(bracket, low)
+    tl.store(bracket + 1, high)
+    tl.store(bracket + 2, largest)
+    tl.store(scratch.found + row, 0)

@@ -8,9 +8,24 @@ from __future__ import annotations
 
 import torch
 
-from simserve_kernels.sampling_settings import GREEDY_BELOW, LARGEST_LOGIT, SamplingColumns
+from simserve_kernels.sampling_settings import (
+    GREEDY_BELOW,
+    LARGEST_LOGIT,
+    PROMPT_BIT,
+    RuleColumns,
+    SamplingColumns,
+)
 
-__all__ = ["argmax", "draw", "kept_tokens", "kept_weights", "sample", "uniforms"]
+__all__ = [
+    "apply_rules",
+    "argmax",
+    "draw",
+    "kept_tokens",
+    "kept_weights",
+    "sample",
+    "second_uniforms",
+    "uniforms",
+]
 
 _WORD = 0xFFFFFFFF
 
@@ -96,17 +111,80 @@ def uniforms(seeds: list[int], steps: list[int]) -> list[float]:
 
     (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.)
     """
-    return [_philox(seed, step) / 2.0**64 for seed, step in zip(seeds, steps, strict=True)]
+    return [_philox(seed, step)[0] / 2.0**64 for seed, step in zip(seeds, steps, strict=True)]
 
 
-def _philox(seed: int, step: int) -> int:
+def second_uniforms(seeds: list[int], steps: list[int]) -> list[float]:
+    """Return others that do not depend on these: the 64 bits that follow."""
+    return [_philox(seed, step)[1] / 2.0**64 for seed, step in zip(seeds, steps, strict=True)]
+
+
+def _philox(seed: int, step: int) -> tuple[int, int]:
     c0, c1, c2, c3 = step & _WORD, step >> 32 & _WORD, 0, 0
     k0, k1 = seed & _WORD, seed >> 32 & _WORD
     for _ in range(10):
         a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
         c0, c1, c2, c3 = b >> 32 ^ c1 ^ k0, b & _WORD, a >> 32 ^ c3 ^ k1, a & _WORD
         k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD
-    return c0 << 32 | c1
+    return c0 << 32 | c1, c2 << 32 | c3
+
+
+def apply_rules(
+    logits: torch.Tensor,
+    columns: RuleColumns,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    ids: torch.Tensor,
+) -> None:
+    """Change logits `[L, V]` in place; arguments as of `sampling_rules.apply_rules`."""
+    if columns.entry_tokens is not None:
+        _apply_entries(logits, columns, rows, positions, ids)
+    if columns.allowed is not None:
+        token = torch.arange(logits.shape[1], device=logits.device)
+        bits = columns.allowed[rows][:, token >> 5] >> (token & 31) & 1
+        logits.masked_fill_(bits == 0, -torch.inf)
+    if columns.counts is not None:
+        seen = columns.counts[rows]
+        repetition, frequency, presence = (
+            one[rows].to(logits.dtype).unsqueeze(1)
+            for one in (columns.repetition, columns.frequency, columns.presence)
+            if one is not None
+        )
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        times = seen & PROMPT_BIT - 1
+        logits.copy_(torch.where(seen == 0, logits, repeated))
+        logits -= frequency * times + presence * (times > 0)
+
+
+def _apply_entries(
+    logits: torch.Tensor,
+    columns: RuleColumns,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    ids: torch.Tensor,
+) -> None:
+    token, value, since, until = (
+        one[rows]
+        for one in (
+            columns.entry_tokens,
+            columns.entry_values,
+            columns.entry_since,
+            columns.entry_until,
+        )
+        if one is not None
+    )
+    place = positions.unsqueeze(1)
+    holds = (token >= 0) & (place >= since) & (place < until)
+    before = columns.entry_before
+    for back in range(0 if before is None else before.shape[2]):
+        assert before is not None
+        wanted = before[rows, :, back]
+        had = ids[rows, (positions - 1 - back).clamp(min=0)].unsqueeze(1)
+        holds &= (wanted < 0) | (wanted == had)
+    added = torch.zeros_like(logits)
+    at = token.clamp(min=0).long()
+    added.scatter_add_(1, at, torch.where(holds, value, 0.0).to(logits.dtype))
+    logits += added
 
 
 def _numbers(logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -35,13 +35,11 @@ class Sizes(NamedTuple):
     chunk: int  # logits of a program of the survey
     chunks: int  # of a row
     chunks_pad: int  # the next power of two, as are all pads
+    lanes: int  # threads of a program of the survey
     tile: int  # logits whose weights are added up together
     tiles: int
     tiles_pad: int
-    run: int  # tiles of a program of the gathering
-    runs: int
-    runs_pad: int
-    pivots: int  # at which the survey counts, the last of them −∞; 0: no row is cut
+    pivots: int  # at which the survey counts, the last of them below all; 0: no row is cut
     capacity: int  # logits around a cut that are collected
     scan: int  # logits read at a time where they do not hold the cut
 
@@ -53,9 +51,10 @@ class Scratch(NamedTuple):
     top_ids: torch.Tensor  # int32 [R, chunks]: its id
     sketches: torch.Tensor  # float32 [R, pivots + 1]: the pivots, and what weights are relative to
     surveys: torch.Tensor  # float32 [R, chunks, pivots]: count or weight above each pivot
-    brackets: torch.Tensor  # float32 [R, 2]: low ≤ the cut < high, as is thought
-    above: torch.Tensor  # int64 [R, tiles]: weight, and count in the high bits, of what is ≥ high
-    totals: torch.Tensor  # int64 [R, runs]: weight of all that min-p keeps
+    brackets: torch.Tensor  # float32 [R, 3]: low ≤ the cut < high, as is thought; the largest logit
+    above: torch.Tensor  # int64 [R, tiles]: weight of what is ≥ high
+    counts: torch.Tensor  # int32 [R, tiles]: how many are
+    totals: torch.Tensor  # int64 [R, tiles]: weight of all that min-p keeps
     found: torch.Tensor  # int32 [R]: how many logits lie in the bracket
     between: torch.Tensor  # float32 [R, capacity]: these, as many as fit, in any order
     between_ids: torch.Tensor  # int32 [R, capacity]: their ids
@@ -72,9 +71,10 @@ def scratch_of(num_rows: int, sizes: Sizes, device: torch.device) -> Scratch:
         top_ids=empty(torch.int32, sizes.chunks),
         sketches=empty(torch.float32, sizes.pivots + 1),
         surveys=empty(torch.float32, sizes.chunks, sizes.pivots),
-        brackets=empty(torch.float32, 2),
+        brackets=empty(torch.float32, 3),
         above=empty(torch.int64, sizes.tiles),
-        totals=empty(torch.int64, sizes.runs),
+        counts=empty(torch.int32, sizes.tiles),
+        totals=empty(torch.int64, sizes.tiles),
         found=empty(torch.int32),
         between=empty(torch.float32, sizes.capacity),
         between_ids=empty(torch.int32, sizes.capacity),

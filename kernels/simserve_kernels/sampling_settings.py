@@ -15,6 +15,8 @@ __all__ = [
     "GREEDY_BELOW",
     "LARGEST_LOGIT",
     "LEAST_TEMPERATURE",
+    "PROMPT_BIT",
+    "RuleColumns",
     "SamplingColumns",
     "SamplingParams",
     "SamplingPath",
@@ -31,6 +33,10 @@ LARGEST_LOGIT = 1e30
 
 LEAST_TEMPERATURE = 0.01
 """What a temperature above 0 and below it is raised to, as vLLM's front end does."""
+
+
+PROMPT_BIT = 1 << 30
+"""In the counts of a request's tokens: the token stands in its prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,5 +146,72 @@ class SamplingColumns(NamedTuple):
             integer = torch.int32 if name == "top_k" else torch.int64
             check_dtype(name, column, (torch.float32 if name in floats else integer,))
             check_shape(name, column, (num_rows,))
+            if not column.is_contiguous():
+                raise ValueError(f"{name} is strided: a column must be contiguous")
+
+
+class RuleColumns(NamedTuple):
+    """What N requests want done to their logits, and what that needs to know of their tokens.
+
+    Groups that are None are off for all of them. An entry concerns one token: `entry_values` is
+    added to its logit, or masks it if it is −∞, while its position is in
+    [`entry_since`, `entry_until`) and the tokens before are those of `entry_before`, the last first
+    (−1: any). Of one request no two finite entries have the same token.
+    """
+
+    has_entries: torch.Tensor
+    """int32 `[N]`: 0: none of the entries of this row holds."""
+    has_tokens: torch.Tensor
+    """int32 `[N]`: 0: all tokens are allowed, and none is penalised."""
+    entry_tokens: torch.Tensor | None = None
+    """int32 `[N, E]`; −1: no entry."""
+    entry_values: torch.Tensor | None = None
+    """float32 `[N, E]`."""
+    entry_since: torch.Tensor | None = None
+    """int32 `[N, E]`."""
+    entry_until: torch.Tensor | None = None
+    """int32 `[N, E]`."""
+    entry_before: torch.Tensor | None = None
+    """int32 `[N, E, P]`; None: P is 0."""
+    allowed: torch.Tensor | None = None
+    """int32 `[N, ⌈V / 32⌉]`: a bit a token, the lowest first."""
+    counts: torch.Tensor | None = None
+    """int32 `[N, V]`: how often a token was put out, and `PROMPT_BIT` if it is in the prompt."""
+    presence: torch.Tensor | None = None
+    """float32 `[N]`."""
+    frequency: torch.Tensor | None = None
+    """float32 `[N]`."""
+    repetition: torch.Tensor | None = None
+    """float32 `[N]`."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        """The columns by name."""
+        named: dict[str, torch.Tensor | None] = self._asdict()
+        return named
+
+    def check(self, vocab_size: int) -> None:
+        """Refuse columns that do not fit together, or not the vocabulary.
+
+        Raises:
+            TypeError: a column of another dtype.
+            ValueError: a column of another shape, or one that is strided.
+        """
+        n = len(self.has_entries)
+        entries = (n, -1 if self.entry_tokens is None else self.entry_tokens.shape[-1])
+        shapes: dict[str, tuple[int | str, ...]] = {
+            "allowed": (n, -(-vocab_size // 32)),
+            "counts": (n, vocab_size),
+            "entry_before": (*entries, "before"),
+            **dict.fromkeys(
+                ("entry_tokens", "entry_values", "entry_since", "entry_until"), entries
+            ),
+        }
+        floats = {"entry_values", "presence", "frequency", "repetition"}
+        for name, column in self.tensors.items():
+            if column is None:
+                continue
+            check_dtype(name, column, (torch.float32 if name in floats else torch.int32,))
+            check_shape(name, column, shapes.get(name, (n,)))
             if not column.is_contiguous():
                 raise ValueError(f"{name} is strided: a column must be contiguous")

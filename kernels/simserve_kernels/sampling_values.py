@@ -17,8 +17,6 @@ __all__ = [
     "GREEDY_LIMIT",
     "LARGEST_EXPONENT",
     "MOST_LOGIT",
-    "ONE_TOKEN",
-    "WEIGHT_BITS",
     "WEIGHT_OF_LARGEST",
     "canonical_logits",
     "exponent_scale",
@@ -32,10 +30,6 @@ __all__ = [
 ]
 
 WEIGHT_OF_LARGEST = tl.constexpr(2.0**40)
-WEIGHT_BITS = tl.constexpr(2**52 - 1)
-"""Of a sum that also counts: those of the weights, of at most 1024 tokens."""
-ONE_TOKEN = tl.constexpr(2**52)
-"""A token in such a sum."""
 GREEDY_LIMIT = tl.constexpr(GREEDY_BELOW)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_LOGIT = tl.constexpr(LARGEST_LOGIT)

@@ -19,8 +19,14 @@ from simserve_kernels.norm_rope import rms_norm, rope, silu_mul  # noqa: E402
 from simserve_kernels.paged_decode import paged_decode  # noqa: E402
 from simserve_kernels.paged_prefill import paged_prefill  # noqa: E402
 from simserve_kernels.read_once import read_once  # noqa: E402
+from simserve_kernels.rejection import verify_drafts  # noqa: E402
 from simserve_kernels.rope_write import rope_kv_write  # noqa: E402
-from simserve_kernels.sampling_settings import SamplingColumns, SamplingParams  # noqa: E402
+from simserve_kernels.sampling_rules import apply_rules  # noqa: E402
+from simserve_kernels.sampling_settings import (  # noqa: E402
+    RuleColumns,
+    SamplingColumns,
+    SamplingParams,
+)
 
 __all__ = ["compile_cases"]
 
@@ -151,6 +157,34 @@ def draw(*, rows: list[dict[str, float]], dtype: Any = BF16, vocab: int = 5000) 
     sampling.sample(torch.empty(len(params), vocab, dtype=dtype), columns)
 
 
+def reject(*, dtype: Any = BF16, vocab: int = 5000) -> None:
+    params = [SamplingParams(seed=1), SamplingParams(seed=1, temperature=0.0, top_p=0.9)]
+    columns = SamplingColumns.of(params, [0, 1], "cpu")
+    drafts, start = torch.zeros(2, dtype=torch.int64), torch.tensor([0, 2])
+    logits = torch.empty(2, vocab, dtype=dtype)
+    verify_drafts(logits, columns, drafts, start, torch.zeros(2, vocab))
+
+
+def rule(*, dtype: Any = F32, vocab: int = 5000, before: int = 2, entries: int = 20) -> None:
+    floats = index(4, dtype=F32)
+    columns = RuleColumns(
+        has_entries=index(4),
+        has_tokens=index(4),
+        entry_tokens=index(4, entries),
+        entry_values=index(4, entries, dtype=F32),
+        entry_since=index(4, entries),
+        entry_until=index(4, entries),
+        entry_before=index(4, entries, before) if before else None,
+        allowed=index(4, -(-vocab // 32)) if before else None,
+        counts=index(4, vocab),
+        presence=floats,
+        frequency=floats,
+        repetition=floats,
+    )
+    places = index(3, dtype=torch.int64)
+    apply_rules(torch.empty(3, vocab, dtype=dtype), columns, places, places, index(4, 99))
+
+
 CASES: dict[Callable[..., None], list[dict[str, Any]]] = {
     write: [
         {},
@@ -220,4 +254,6 @@ CASES: dict[Callable[..., None], list[dict[str, Any]]] = {
         {"rows": [{"top_p": 0.9}]},
         {"rows": [{"min_p": 0.1}, {"temperature": 0.0}], "dtype": F32},
     ],
+    reject: [{}, {"dtype": F32, "vocab": 97}],
+    rule: [{}, {"dtype": BF16, "before": 0}],
 }  # fmt: skip

@@ -16,7 +16,7 @@ from simserve.executor.real.bench.sample_calls import SampleInputs, torch_sample
 from simserve.executor.real.bench.sample_cases import SampleCase  # noqa: E402
 from simserve_kernels.sampling import SamplingPlan  # noqa: E402
 
-SMALL = SamplingPlan(chunk=64, tile=64, run=1, capacity=64, scan=64)
+SMALL = SamplingPlan(chunk=64, tile=128, capacity=64, scan=64, survey_warps=1)
 GREEDY = {"temperature": 0}
 
 

@@ -62,6 +62,29 @@ def test_one_sequence(
     assert error(naive_attention(q, k, v, causal=causal), expected) <= BOUND[dtype]
 
 
+@pytest.mark.parametrize("kv_len", [3, 0])
+def test_queries_that_see_no_key_are_zero(kv_len: int) -> None:
+    q, k, v = draw(20, kv_len, 64, torch.float32)
+    expected = reference.attention(q, k, v)
+    assert not expected[: 20 - kv_len].any()
+    flash = flash_attention(q, k, v, starts(20), starts(kv_len), tile=SMALL)
+    for out in (flash, naive_attention(q, k, v)):
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_sequences() -> None:
+    q, k, v = draw(0, 0, 64, torch.float32)
+    assert flash_attention(q, k, v, starts(), starts()).shape == (0, 4, 64)
+    with pytest.raises(ValueError, match="query_start_loc has no sequences: q has 5 tokens"):
+        flash_attention(q.new_ones(5, 4, 64), k, v, starts(), starts())
+
+
+def test_a_window_that_no_sequence_fills_is_no_limit() -> None:
+    q, k, v = draw(5, 9, 64, torch.float32)
+    wide = flash_attention(q, k, v, starts(5), starts(9), sliding_window=2**40)
+    assert torch.equal(wide, flash_attention(q, k, v, starts(5), starts(9)))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,6 +123,7 @@ def test_traffic_is_counted() -> None:
     assert counted.naive_bytes == counted.flash_bytes + 2 * counted.naive_scratch_bytes
     assert counted.flops == 4 * 2 * 64 * (8 * 9 // 2)
     assert traffic(1, 8, 2, 1, 64, torch.float16).flops == 4 * 2 * 64 * 8
+    assert traffic(8, 3, 2, 1, 64, torch.float16).flops == 4 * 2 * 64 * (1 + 2 + 3)
     assert traffic(8, 8, 2, 1, 64, torch.float16, causal=False).flops == 4 * 2 * 64 * 64
 
 
@@ -115,6 +139,22 @@ def test_refusals(function: Any) -> None:
         function(q, k, v[1:], *rest)
     with pytest.raises(ValueError, match="k is on meta"):
         function(q, k.to("meta"), v, *rest)
+    with pytest.raises(ValueError, match=r"k has shape \(9, 0, 64\): there must be a head"):
+        function(q, k[:, :0], v[:, :0], *rest)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"alibi_slopes": torch.ones(8)[::2]}, "last dimension of alibi_slopes has stride 2"),
+        ({"alibi_slopes": torch.ones(4).double()}, r"alibi_slopes is torch\.float64"),
+        ({"sliding_window": 2.5}, r"sliding_window is 2\.5: it must be a positive integer"),
+    ],
+)
+def test_options_that_are_refused(option: dict[str, Any], message: str) -> None:
+    q, k, v = draw(5, 9, 64, torch.float16)
+    with pytest.raises((TypeError, ValueError), match=message):
+        flash_attention(q, k, v, starts(5), starts(9), **option)
 
 
 @pytest.mark.gpu

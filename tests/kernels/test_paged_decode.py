@@ -165,6 +165,31 @@ def test_scores_of_any_size(paged, assert_close, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str
+)
+def test_scores_of_ten_thousand_are_exact(paged, assert_close, device, path, dtype):
+    """Scores -1e4, ..., 1e4 in whole numbers: e^-1 between neighbours survives beside 1e4."""
+    case = paged(6, [40], dtype=dtype, num_heads=2, num_kv_heads=2)
+    token = torch.arange(40, device=device)
+    rows = torch.zeros(40, 2, 64, device=device)
+    rows[:, 0, 0], rows[:, 1, 0] = 100.0, -100.0
+    rows[:, :, 1] = (token % 4).float()[:, None]
+    slots = case.block_table[0, token // 16] * 16 + token % 16
+    _, v = reference.gather_kv(case.k_cache, case.v_cache, "nhd", slots)
+    reference.kv_write(rows, v, case.k_cache, case.v_cache, slots)
+    case.q.zero_()
+    case.q[:, :, 0], case.q[:, :, 1] = 100.0, 1.0
+    check(case, path, assert_close, scale=1.0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_window_that_no_sequence_fills_is_no_limit(paged, path):
+    case = paged(6, [20])
+    assert torch.equal(run(case, path, sliding_window=2**40), run(case, path))
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_several_partitions_and_chunks(paged, assert_close, path):
     case = paged(7, [1030, 513], num_heads=1, num_kv_heads=1)
     check(case, path, assert_close)
@@ -246,9 +271,13 @@ def test_article_follows_the_rule(paged, monkeypatch):
         ({"max_seq_len": lambda c: 65}, ValueError, "max_seq_len is 65"),
         ({"scale": lambda c: float("nan")}, ValueError, "scale is nan"),
         ({"sliding_window": lambda c: 0}, ValueError, "sliding_window is 0"),
+        ({"sliding_window": lambda c: 2.5}, ValueError, "sliding_window is 2.5: it must be a pos"),
         ({"soft_cap": lambda c: -1.0}, ValueError, "soft_cap is -1"),
         ({"k_scale": lambda c: 0.5}, ValueError, "k_scale and v_scale must be 1"),
         ({"alibi_slopes": lambda c: c.q[0, :2, 0]}, ValueError, "alibi_slopes has shape"),
+        ({"alibi_slopes": lambda c: c.q[0, :, 0].long()}, TypeError, "alibi_slopes is torch.int64"),
+        ({"alibi_slopes": lambda c: c.q[0, :, 0].double()}, TypeError, "alibi_slopes is torch.fl"),
+        ({"alibi_slopes": lambda c: c.q[0, :, 0]}, ValueError, "last dimension of alibi_slopes"),
         ({"out": lambda c: c.q.half()}, TypeError, "out is torch.float16"),
     ],
 )
@@ -266,6 +295,13 @@ def test_head_size_and_block_size_are_refused(paged):
         case = paged(1, [20], **wrong)
         with pytest.raises(ValueError, match=sentence):
             run(case, "auto")
+
+
+def test_a_cache_without_heads_is_refused(paged):
+    case = paged(1, [20])
+    case.k_cache, case.v_cache = case.k_cache[:, :, :0], case.v_cache[:, :, :0]
+    with pytest.raises(ValueError, match="the cache has 0 KV heads: there must be one at least"):
+        run(case, "auto")
 
 
 def test_a_cpu_tensor_is_refused_without_the_interpreter(paged, monkeypatch):

@@ -158,7 +158,27 @@ def test_fp8_cache_equals_the_dequantised_one(layout: str) -> None:
     check(case, layout=layout, **scales)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", ["nhd", "packed"])
+def test_fp8_cache_is_near_the_unquantised_one(layout: str, seed: int) -> None:
+    scales = {"k_scale": 0.5, "v_scale": 2.0}
+    batches = [(5, 40), (1, 17)]
+    torch.manual_seed(seed)
+    case = make(batches, dtype=torch.float16, layout=layout, fp8=True, **scales)
+    torch.manual_seed(seed)
+    exact = make(batches, dtype=torch.float16, layout=layout)
+    assert torch.equal(case.q, exact.q)
+    out = paged_prefill(*case, max_query_len=5, layout=layout, **scales)
+    expected = reference.paged_attention(
+        *exact[:5], query_start_loc=exact.query_start_loc, layout=layout
+    )
+    assert error(out, expected) <= 6e-2
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)],
+    ids=str,
+)
 def test_scores_of_ten_thousand_are_exact(dtype: torch.dtype) -> None:
     """Scores -1e4, ..., 1e4 in whole numbers: e^-1 between neighbours survives beside 1e4."""
     case = make([(3, 40), (40, 40)], dtype=dtype, heads=(2, 2))
@@ -173,6 +193,12 @@ def test_scores_of_ten_thousand_are_exact(dtype: torch.dtype) -> None:
     case.q.zero_()
     case.q[:, :, 0], case.q[:, :, 1] = 100.0, 1.0
     check(case, scale=1.0, tile=SMALL)
+
+
+def test_a_window_that_no_sequence_fills_is_no_limit() -> None:
+    case = make([(3, 20)], dtype=torch.float32)
+    wide = paged_prefill(*case, max_query_len=3, sliding_window=2**40)
+    assert torch.equal(wide, paged_prefill(*case, max_query_len=3))
 
 
 def test_query_start_loc_may_begin_inside_q() -> None:
@@ -220,11 +246,30 @@ def test_nothing_to_do() -> None:
         (lambda c: c._replace(seq_lens=c.seq_lens[1:]), "block_table has shape"),
         (lambda c: c._replace(query_start_loc=c.query_start_loc[1:]), "query_start_loc has shape"),
         (lambda c: c._replace(seq_lens=c.seq_lens.to("meta")), "seq_lens is on meta"),
+        (
+            lambda c: c._replace(k_cache=c.k_cache[:, :, :0], v_cache=c.v_cache[:, :, :0]),
+            "the cache has 0 KV heads",
+        ),
     ],
 )
 def test_refusals(change: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         paged_prefill(*change(make(MIXED, dtype=torch.float32)), max_query_len=33)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"k_scale": 2.0}, "k_scale and v_scale must be 1 for a cache of torch.float32"),
+        ({"v_scale": 2.0}, "k_scale and v_scale must be 1 for a cache of torch.float32"),
+        ({"alibi_slopes": torch.ones(4).double()}, "alibi_slopes is torch.float64"),
+        ({"alibi_slopes": torch.ones(8)[::2]}, "last dimension of alibi_slopes has stride 2"),
+        ({"sliding_window": 2.5}, "sliding_window is 2.5: it must be a positive integer"),
+    ],
+)
+def test_options_that_are_refused(option: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        paged_prefill(*make([(1, 9)], dtype=torch.float32), max_query_len=1, **option)
 
 
 @pytest.mark.gpu

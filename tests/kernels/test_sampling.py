@@ -16,7 +16,7 @@ from simserve_kernels.sampling_settings import SamplingColumns, SamplingParams  
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-SMALL = SamplingPlan(chunk=32, tile=16, run=2, capacity=64, scan=64)
+SMALL = SamplingPlan(chunk=32, tile=128, capacity=64, scan=64, survey_warps=1)
 OVERFULL = SMALL._replace(capacity=2)
 CLOSE = 1e-6
 """How near to a limit, relative to the sum, float32 and float64 may fall on different sides."""
@@ -91,7 +91,7 @@ MIXTURE = [
 ]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 37, 100])
+@pytest.mark.parametrize("vocab_size", [1, 37, 300])
 @pytest.mark.parametrize("plan", [SMALL, OVERFULL], ids=["collected", "whole row"])
 def test_mixed_settings_in_one_batch(vocab_size: int, plan: SamplingPlan) -> None:
     logits = torch.randn(len(MIXTURE), vocab_size, device=DEVICE) * 2.5
@@ -127,8 +127,8 @@ def test_extreme_settings(settings: dict[str, Any]) -> None:
 )
 def test_many_equal_logits(plan: SamplingPlan, dtype: torch.dtype) -> None:
     """Few different numbers: a cut falls among equal ones, of which the first stay."""
-    wide = torch.randint(-2, 3, (4, 200), device=DEVICE).to(dtype)
-    logits = wide[:, 37:97]
+    wide = torch.randint(-2, 3, (4, 400), device=DEVICE).to(dtype)
+    logits = wide[:, 37:337]
     rows = [
         *params(1, top_p=0.4),
         *params(1, top_p=0.9),
@@ -165,13 +165,22 @@ def test_a_draw_does_not_depend_on_the_batch_or_the_plan() -> None:
     order = [4, 1, 3]
     columns = columns_of([MIXTURE[i] for i in order], order)
     plans = [
-        SamplingPlan(chunk=64, tile=128, run=1, capacity=16, scan=32, pivots=8),
-        OVERFULL._replace(tile=32, run=4),
+        SamplingPlan(chunk=128, tile=256, capacity=16, scan=32, pivots=8),
+        OVERFULL._replace(tile=512),
     ]
     for plan in plans:
         apart = sample(logits[order], columns, plan=plan)
         for one, other in zip(apart, together, strict=True):
             assert torch.equal(one, other[order])
+
+
+def test_all_of_a_tile_is_collected() -> None:
+    """A thread of the gathering then has 32 logits, a bit each of a number."""
+    logits = (torch.randn(4, 2500, device=DEVICE) / 64).sort(descending=True).values
+    rows = [*params(1, top_p=0.5), *params(1, top_k=1200), *params(1, top_p=0.9), *params(1)]
+    plan = plan_sampling(4, 2500)
+    check(logits, rows, plan._replace(capacity=8192))
+    check(logits.bfloat16(), rows, plan)
 
 
 def test_seeds_and_steps_have_numbers_of_their_own() -> None:
@@ -277,8 +286,8 @@ def test_no_rows_give_no_tokens() -> None:
 )
 def test_plans_cover_the_vocabulary(num_rows: int, vocab_size: int) -> None:
     plan = plan_sampling(num_rows, vocab_size)
-    assert plan.tile <= 1024
-    for size in (plan.chunk, plan.tile, plan.run):
+    assert 128 <= plan.tile <= 1024
+    for size in (plan.chunk, plan.tile):
         assert size & (size - 1) == 0
     assert -(-vocab_size // plan.chunk) <= 256
 

@@ -19,7 +19,7 @@ from simserve_kernels.sampling_logprobs import logprobs_of  # noqa: E402
 from simserve_kernels.sampling_settings import SamplingColumns, SamplingPath  # noqa: E402
 
 FILE = Path(__file__).parents[1] / "data" / "golden_functions.json.gz"
-SMALL = SamplingPlan(chunk=16, tile=32, run=1, capacity=32, scan=32)
+SMALL = SamplingPlan(chunk=32, tile=128, capacity=32, scan=32, survey_warps=1)
 RECORDED = json.loads(gzip.decompress(FILE.read_bytes()))
 
 
