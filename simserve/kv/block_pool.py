@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,8 @@ from simserve.kv.identity import IdentityTrie, Stretch
 __all__ = ["BlockPool"]
 
 _INDEX_BITS = 32
-_INDEX_MASK = (1 << _INDEX_BITS) - 1
-_MANY = 4096
-"""Evictions that may wait for `settle`."""
+_COMMITS_PER_SWEEP = 4096
+"""At least so many blocks are committed between two sweeps."""
 
 
 class BlockPool:
@@ -23,6 +22,10 @@ class BlockPool:
 
     A cached block that nobody uses waits in the free queue with its key: "free" includes evictable.
     Blocks are not deduplicated: several may lie under one identity, a lookup finds the oldest.
+
+    A block is cached under an identity as long as it has the key of it. An eviction takes the key
+    away and nothing else, so that stretches go on to name blocks that are gone. `cached` leaves
+    those out, and `sweep` drops stretches of which no block is left.
     """
 
     def __init__(
@@ -33,16 +36,12 @@ class BlockPool:
         self.ref_counts = np.zeros(num_gpu_blocks, dtype=np.int64)
         self.num_shared = 0
         """Uses of blocks beyond the first one of each."""
-        self.num_cached_keys = 0
-        """Distinct (identity, group) pairs with at least one block."""
         self.evicted_cached_blocks = 0
-        self._evicted: list[tuple[NDArray[np.int64], Blocks]] = []
-        """Keys that blocks had before they were handed out, and the blocks; see `settle`."""
-        self._evicted_singly: list[tuple[int, int]] = []
-        """The same, of single blocks."""
-        self._num_evicted = 0
         self._trie = trie
         self._num_groups = num_groups
+        self._num_committed = 0
+        """Blocks committed since the last sweep."""
+        self._commits_per_sweep = max(num_gpu_blocks, _COMMITS_PER_SWEEP)
         # The key of a block: (slot of its stretch * groups + group) << 32 | index. 0: no key.
         self._keys = np.zeros(num_gpu_blocks, dtype=np.int64)
         # The same memory: single entries are read and written faster so.
@@ -52,6 +51,11 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         """Blocks in the free queue."""
         return len(self.free_queue)
+
+    @property
+    def num_cached_keys(self) -> int:
+        """Distinct (identity, group) pairs with at least one block."""
+        return len(np.unique(self._keys[self._keys > 0]))
 
     def allocate(self, count: int) -> Blocks:
         """Hand out `count` blocks from the queue's head; what was cached in them is evicted."""
@@ -64,10 +68,6 @@ class BlockPool:
         if num_evicted := int(np.count_nonzero(keys)):
             self.evicted_cached_blocks += num_evicted
             self._keys[blocks] = 0
-            self._evicted.append((keys, blocks))
-            self._num_evicted += count
-            if self._num_evicted > _MANY:
-                self.settle()
         self.ref_counts[blocks] = 1
         return blocks, keys
 
@@ -77,9 +77,8 @@ class BlockPool:
         popleft, key_of, refs_of = self.free_queue.popleft, self._key_of, self._refs_of
         for _ in range(count):
             block = popleft()
-            if key := key_of[block]:
+            if key_of[block]:
                 self.evicted_cached_blocks += 1
-                self._evicted_singly.append((key, block))
                 key_of[block] = 0
             refs_of[block] = 1
             blocks.append(block)
@@ -111,96 +110,71 @@ class BlockPool:
         count = len(blocks)
         if start == 0 and not len(stretch.cached[group]):
             stretch.cached[group] = blocks.copy()
-            self.num_cached_keys += count
         else:
-            self.settle()
-            cached = stretch.room_for(group, start + count)[start : start + count]
-            if np.count_nonzero(cached):
+            named = stretch.room_for(group, start + count)[start : start + count]
+            if np.count_nonzero(named):
                 self._commit_beside(stretch, start, group, blocks.tolist())
             else:
-                cached[:] = blocks
-                self.num_cached_keys += count
-        first = (stretch.slot * self._num_groups + group) << _INDEX_BITS | start
+                named[:] = blocks
+        first = self._key(stretch, group, start)
         self._keys[blocks] = np.arange(first, first + count)
-        stretch.refs += count
+        self._num_committed += count
+        if self._num_committed > self._commits_per_sweep:
+            self.sweep()
+
+    def cached(self, stretch: Stretch, group: int, start: int, stop: int) -> Blocks:
+        """The oldest block under each of the identities `start` ... `stop - 1` of a stretch.
+
+        0, or beyond the end: none.
+        """
+        named = stretch.cached[group][start:stop]
+        first = self._key(stretch, group, start)
+        gone = self._keys[named] != np.arange(first, first + len(named))
+        if np.count_nonzero(gone):
+            if stretch.duplicates:
+                for index in (start + (gone & (named > 0)).nonzero()[0]).tolist():
+                    self._name(stretch, group, index, self._left(stretch, group, index))
+            else:
+                named[gone] = 0
+        return named
 
     def drop_all_keys(self) -> None:
         """Forget everything that is cached."""
-        blocks = self._keys.nonzero()[0]
-        if len(blocks):
-            self._evicted.append((self._keys[blocks], blocks))
-            self._keys[blocks] = 0
-        self.settle()
+        self._keys[:] = 0
+        self.sweep()
 
-    def settle(self) -> None:
-        """Take evicted blocks out of their stretches. Until then these name blocks that are gone.
+    def sweep(self) -> None:
+        """Drop the stretches that no block has a key of, nor anything else holds."""
+        self._num_committed = 0
+        has_blocks = np.zeros(len(self._trie.stretches), dtype=np.bool_)
+        has_blocks[(self._keys >> _INDEX_BITS) // self._num_groups] = True
+        self._trie.drop_unheld(has_blocks.tolist())
 
-        Nobody may look at a stretch before that; but most are never looked at again, so that many
-        evictions are seen to at once.
-        """
-        if self._evicted_singly:
-            singly = np.array(self._evicted_singly, dtype=np.int64)
-            self._evicted.append((singly[:, 0], singly[:, 1]))
-            self._evicted_singly.clear()
-        if self._evicted:
-            keys, blocks = map(np.concatenate, zip(*self._evicted, strict=True))
-            self._evicted.clear()
-            self._num_evicted = 0
-            self._drop_keys(keys, blocks)
+    def _key(self, stretch: Stretch, group: int, index: int) -> int:
+        return (stretch.slot * self._num_groups + group) << _INDEX_BITS | index
 
     def _commit_beside(
         self, stretch: Stretch, start: int, group: int, blocks: Sequence[int]
     ) -> None:
-        cached = stretch.cached[group]
+        """Put blocks under identities some of which name others; these are the older ones."""
         for index, block in enumerate(blocks, start):
-            if cached[index] == 0:
-                cached[index] = block
-                self.num_cached_keys += 1
-            else:
-                if stretch.duplicates is None:
-                    stretch.duplicates = {}
-                stretch.duplicates.setdefault((group, index), []).append(block)
+            self._name(stretch, group, index, [*self._left(stretch, group, index), block])
 
-    def _drop_keys(self, keys: NDArray[np.int64], blocks: Blocks) -> None:
-        """Take out blocks that had these keys (0: none)."""
-        for owner, start, stop in _same_owner(keys >> _INDEX_BITS):
-            slot, group = divmod(owner, self._num_groups)
-            stretch = self._trie.stretches[slot]
-            assert stretch is not None
-            count = stop - start
-            indices = keys[start:stop] & _INDEX_MASK
-            if stretch.duplicates:
-                self._drop_beside(stretch, group, blocks[start:stop].tolist(), indices.tolist())
-            else:
-                if stretch.refs > count:  # else nothing else holds it, and it goes
-                    stretch.cached[group][indices] = 0
-                self.num_cached_keys -= count
-            self._trie.unref(stretch, count)
+    def _left(self, stretch: Stretch, group: int, index: int) -> list[int]:
+        """The blocks still cached under an identity, in order of insertion."""
+        named = [stretch.cached[group].item(index)]
+        if stretch.duplicates:
+            named += stretch.duplicates.get((group, index), ())
+        key = self._key(stretch, group, index)
+        return [block for block in named if self._key_of[block] == key]
 
-    def _drop_beside(
-        self, stretch: Stretch, group: int, blocks: Sequence[int], indices: Sequence[int]
-    ) -> None:
-        assert stretch.duplicates is not None
-        cached = stretch.cached[group]
-        for block, index in zip(blocks, indices, strict=True):
-            others = stretch.duplicates.get((group, index))
-            if cached[index] != block:
-                assert others is not None
-                others.remove(block)
-            elif others:
-                cached[index] = others.pop(0)
-            else:
-                cached[index] = 0
-                self.num_cached_keys -= 1
-            if others is not None and not others:
-                del stretch.duplicates[group, index]
-
-
-def _same_owner(owners: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """(owner, start, stop) of each run of equal owners; runs of none (0) are left out."""
-    cuts = (owners[1:] != owners[:-1]).nonzero()[0].tolist()
-    start = 0
-    for cut in [*cuts, len(owners) - 1]:
-        if owner := owners.item(start):
-            yield owner, start, cut + 1
-        start = cut + 1
+    @staticmethod
+    def _name(stretch: Stretch, group: int, index: int, blocks: Sequence[int]) -> None:
+        """Let an identity name these blocks and no others."""
+        stretch.cached[group][index] = blocks[0] if blocks else 0
+        if stretch.duplicates:
+            stretch.duplicates.pop((group, index), None)
+        if len(blocks) > 1:
+            if stretch.duplicates is None:
+                stretch.duplicates = {}
+            stretch.duplicates[group, index] = list(blocks[1:])

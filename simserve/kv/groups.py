@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simserve.kv.free_queue import Blocks
-from simserve.kv.identity import Chain
+from simserve.kv.identity import Chain, Stretch
 
 __all__ = ["FullAttention", "Group", "SlidingWindow", "find_hit"]
 
@@ -36,7 +37,14 @@ class SlidingWindow:
 Group = FullAttention | SlidingWindow
 
 
+class Cached(Protocol):
+    """Blocks cached under identities of a stretch, as `BlockPool.cached` has it."""
+
+    def __call__(self, stretch: Stretch, group: int, start: int, stop: int, /) -> Blocks: ...
+
+
 def find_hit(
+    cached: Cached,
     chain: Chain,
     groups: Sequence[Group],
     max_num_tokens: int,
@@ -53,7 +61,7 @@ def find_hit(
     limit = min(max_num_tokens // block_size, chain.num_blocks)
     found: dict[int, Blocks] = {}
     if full:
-        hit = _leading_hit(chain, full, limit)
+        hit = _leading_hit(cached, chain, full, limit)
         limit = len(hit[0])
         if drop_last and limit:
             limit -= 1
@@ -61,17 +69,17 @@ def find_hit(
     if sliding:
         window = groups[sliding[0]]
         assert isinstance(window, SlidingWindow)
-        hit = _window_hit(chain, sliding, limit, window.window, block_size, drop_last)
+        hit = _window_hit(cached, chain, sliding, limit, window.window, block_size, drop_last)
         limit = len(hit[0])
         found.update(zip(sliding, hit, strict=True))
     return [found[g][:limit] for g in range(len(groups))]
 
 
-def _leading_hit(chain: Chain, members: Sequence[int], limit: int) -> list[Blocks]:
+def _leading_hit(cached: Cached, chain: Chain, members: Sequence[int], limit: int) -> list[Blocks]:
     """Blocks from the start up to the first that one of the groups lacks."""
     pieces: list[list[Blocks]] = [[] for _ in members]
     for stretch, start, stop in chain.between(0, limit):
-        views = [stretch.cached[g][start:stop] for g in members]
+        views = [cached(stretch, g, start, stop) for g in members]
         count = min(_leading_nonzero(view) for view in views)
         for piece, view in zip(pieces, views, strict=True):
             piece.append(view[:count])
@@ -81,10 +89,16 @@ def _leading_hit(chain: Chain, members: Sequence[int], limit: int) -> list[Block
 
 
 def _window_hit(
-    chain: Chain, members: Sequence[int], limit: int, window: int, block_size: int, drop_last: bool
+    cached: Cached,
+    chain: Chain,
+    members: Sequence[int],
+    limit: int,
+    window: int,
+    block_size: int,
+    drop_last: bool,
 ) -> list[Blocks]:
     """The rightmost run of hits that fills a window, else the run that reaches down to block 0."""
-    table = _cached_table(chain, members, limit)
+    table = _cached_table(cached, chain, members, limit)
     present: list[bool] = np.all(table > 0, axis=0).tolist()
     wanted = -(-(window - 1) // block_size) + (1 if drop_last else 0)
     start = run = 0
@@ -101,13 +115,15 @@ def _window_hit(
     return list(blocks)
 
 
-def _cached_table(chain: Chain, members: Sequence[int], limit: int) -> NDArray[np.int64]:
+def _cached_table(
+    cached: Cached, chain: Chain, members: Sequence[int], limit: int
+) -> NDArray[np.int64]:
     """Cached block under each identity, shape [groups, limit]; 0: none."""
     table = np.zeros((len(members), limit), dtype=np.int64)
     at = 0
     for stretch, start, stop in chain.between(0, limit):
         for row, g in enumerate(members):
-            view = stretch.cached[g][start:stop]
+            view = cached(stretch, g, start, stop)
             table[row, at : at + len(view)] = view
         at += stop - start
     return table

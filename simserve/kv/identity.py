@@ -6,13 +6,14 @@ ends. Block i of it is (stretch, i).
 So a prompt of any length is found with one dictionary access per part, not per block, the identity
 is exact (no collisions), and a whole stretch is looked up, committed and evicted as an array.
 
-A stretch lives while a request, a cached block or a stretch below holds it.
+A stretch lives while a request, a cached block or a stretch below holds it. Whether a block does is
+only looked at from time to time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -46,13 +47,19 @@ class Stretch:
         self.key = key
         self.slot = slot
         self.refs = 0
+        """Requests and stretches below that hold it."""
         self.children: dict[Hashable, Stretch] | None = None
         self.cached: list[Blocks] = [_EMPTY] * num_groups
-        """Per KV group: oldest block cached under each identity; 0, or beyond the end: none."""
+        """Per KV group: the block that was cached first under each identity; 0, or beyond the end:
+        none. It may have been evicted since, as may the next ones: see `BlockPool.cached`."""
         self.duplicates: dict[tuple[int, int], list[int]] | None = None
         """Further blocks under (group, index), in order of insertion."""
         self.committer: Request | None = None
         """A decode that completes blocks here and has not committed all of them yet."""
+
+    def was_cached(self) -> bool:
+        """Whether a block was ever cached under one of the identities."""
+        return any(map(len, self.cached))
 
     def room_for(self, group: int, count: int) -> Blocks:
         """The group's array of cached blocks, at least `count` long."""
@@ -122,23 +129,26 @@ class IdentityTrie:
             first += count
         if spans:
             spans[-1].stretch.refs += 1
-        elif root.refs == 0:
-            self._drop(root)
+        else:
+            self._drop_unheld(root, Stretch.was_cached)
         return Chain(spans)
 
     def release(self, chain: Chain) -> None:
         """A request is over: its chain is not needed any more."""
         if chain.spans:
-            self.unref(chain.spans[-1].stretch, 1)
+            last = chain.spans[-1].stretch
+            last.refs -= 1
+            self._drop_unheld(last, Stretch.was_cached)
 
-    def unref(self, stretch: Stretch, count: int) -> None:
-        """Drop `count` holds on a stretch, and every stretch that is then held by nothing."""
-        stretch.refs -= count
-        if stretch.refs == 0:
-            self._drop(stretch)
+    def drop_unheld(self, has_blocks: Sequence[bool]) -> None:
+        """Drop all stretches that nothing holds; `has_blocks`: whether a block does, by slot."""
+        for stretch in self.stretches:
+            if stretch is not None:
+                self._drop_unheld(stretch, lambda held: has_blocks[held.slot])
 
-    def _drop(self, stretch: Stretch) -> None:
-        while True:
+    def _drop_unheld(self, stretch: Stretch, has_blocks: Callable[[Stretch], bool]) -> None:
+        """Drop a stretch that nothing holds, and those above that nothing holds then."""
+        while not stretch.refs and not has_blocks(stretch):
             self.stretches[stretch.slot] = None
             self._free_slots.append(stretch.slot)
             parent = stretch.parent
@@ -148,8 +158,6 @@ class IdentityTrie:
             assert parent.children is not None
             del parent.children[stretch.key]
             parent.refs -= 1
-            if parent.refs:
-                return
             stretch = parent
 
     def _root(self, request: TraceRequest) -> Stretch:

@@ -76,7 +76,6 @@ class PagedKVCacheManager(HeldBlocks):
         """Distinct (block identity, KV group) pairs in the prefix cache."""
         if self.decodes is not None:
             self.decodes.commit()
-        self.pool.settle()
         return self.pool.num_cached_keys
 
     def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
@@ -134,8 +133,8 @@ class PagedKVCacheManager(HeldBlocks):
                 self.commit_now(span.stretch.committer)
         if not (chain.spans and len(chain.spans[0].stretch.cached[0])):
             return self._no_hit
-        self.pool.settle()
         hit = find_hit(
+            self.pool.cached,
             chain,
             self.groups,
             request.num_tokens - 1,

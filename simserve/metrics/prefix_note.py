@@ -11,11 +11,13 @@ __all__ = ["SharingProbe"]
 class SharingProbe:
     """Remembers the first full block of every prompt: a hit has to begin there.
 
-    Only hashes are kept, and only until the first hit; that is all a note needs.
+    Only hashes are kept, and only until the first hit; that is all a note needs. If it is known
+    that no two prompts begin alike (not `shares_prefixes`), not even those.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, shares_prefixes: bool) -> None:
         self._block_size = block_size
+        self._shares_prefixes = shares_prefixes
         self._seen: dict[int, int] = {}
         """Identity of the first prompt with each content."""
         self._others: set[int] = set()
@@ -29,6 +31,8 @@ class SharingProbe:
         if prompt_len <= self._block_size:
             return
         self._any_long = True
+        if not self._shares_prefixes:
+            return
         content = self._content(request)
         identity = self._identity(request, content)
         first = self._seen.get(content)

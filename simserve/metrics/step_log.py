@@ -110,10 +110,17 @@ WIDE = ("prefix_cache_queries", "prefix_cache_hits")
 
 
 class _Kept:
-    """What a summary needs of many steps: columns that grow in place, most counts in 32 bits."""
+    """What a summary needs of many steps: columns that grow in place, most counts in 32 bits.
+
+    Ends are not among them: the log has those of all steps.
+    """
 
     def __init__(self, like: StepColumns) -> None:
-        self._columns = {name: array(self._code(getattr(like, name), name)) for name in COLUMNS}
+        self._columns = {
+            name: array(self._code(getattr(like, name), name))
+            for name in COLUMNS
+            if name != "end_s"
+        }
         self._gauges = {name: array("q") for name in like.gauges}
 
     @staticmethod
@@ -128,13 +135,19 @@ class _Kept:
         for name, kept in self._gauges.items():
             kept.frombytes(steps.gauges[name].tobytes())
 
-    def columns(self, admission_stops: tuple[str, ...]) -> StepColumns:
+    def columns(self, ends_s: array[float], admission_stops: tuple[str, ...]) -> StepColumns:
         """Views of all of them; nothing can be appended while these exist."""
         columns: dict[str, Any] = {
             name: np.frombuffer(kept, kept.typecode) for name, kept in self._columns.items()
         }
         gauges = {name: np.frombuffer(kept, np.int64) for name, kept in self._gauges.items()}
-        return StepColumns(parts={}, gauges=gauges, admission_stops=admission_stops, **columns)
+        return StepColumns(
+            end_s=np.frombuffer(ends_s),
+            parts={},
+            gauges=gauges,
+            admission_stops=admission_stops,
+            **columns,
+        )
 
 
 class StepLog:
@@ -217,7 +230,7 @@ class StepLog:
             return rest
         if rest.num_steps:
             self.take(rest.num_steps)
-        return self._kept.columns(tuple(self._stops))
+        return self._kept.columns(self._ends_s, tuple(self._stops))
 
     def _keep(self, steps: StepColumns) -> None:
         if self._kept is None:

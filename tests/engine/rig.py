@@ -207,17 +207,17 @@ _paths: dict[Any, int] = {}
 
 def cached_keys(kv: PagedKVCacheManager) -> dict[tuple[int, int, int], list[int]]:
     """The blocks under every identity (path, group, index), oldest first."""
-    assert kv.num_cached_keys >= 0, "what waits to be committed or evicted is, by looking"
+    assert kv.num_cached_keys >= 0, "what waits to be committed is, by looking"
     found = {}
     stack: list[tuple[int, Any, Stretch]] = [(0, key, s) for key, s in kv._trie._roots.items()]
     while stack:
         above, key, stretch = stack.pop()
         path = _paths.setdefault((above, key), len(_paths) + 1)
         stack += [(path, below, child) for below, child in (stretch.children or {}).items()]
-        for group, blocks in enumerate(stretch.cached):
-            for index in blocks.nonzero()[0].tolist():
-                others = (stretch.duplicates or {}).get((group, index), [])
-                found[path, group, index] = [int(blocks[index]), *others]
+        for group, named in enumerate(stretch.cached):
+            for index in range(len(named)):
+                if left := kv.pool._left(stretch, group, index):
+                    found[path, group, index] = left
     return found
 
 

@@ -73,11 +73,10 @@ class PoolMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.sequences))
         if sequence.tables[group]:
             return
-        self.pool.settle()
         found: list[int] = []
         for stretch, first, end in sequence.chain.between(0, sequence.chain.num_blocks):
             blocks = np.zeros(end - first, dtype=np.int64)
-            view = stretch.cached[group][first:end]
+            view = self.pool.cached(stretch, group, first, end)
             blocks[: len(view)] = view
             found += blocks.tolist()
         oldest = [self.cached.get((key, group), [0])[0] for key in sequence.keys]
@@ -165,9 +164,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.cached, self.key_of = {}, {}
 
     @rule()
-    def count_keys(self) -> None:
-        """Evictions wait till somebody looks."""
-        self.pool.settle()
+    def sweep(self) -> None:
+        """Whenever it comes, nobody who looks sees it."""
+        self.pool.sweep()
         assert self.pool.num_cached_keys == len(self.cached)
 
     def drop_key(self, block: int) -> bool:
@@ -197,7 +196,7 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             for sequence in self.sequences:
                 self.trie.release(sequence.chain)
-            self.count_keys()
+            self.sweep()
             self.pool.drop_all_keys()
             assert self.pool.num_cached_keys == 0
             assert not any(self.trie.stretches)
@@ -223,18 +222,33 @@ def test_several_blocks_under_one_identity() -> None:
     found = []
     for _ in range(5):  # hands out 5, which was never cached, then a = 1, c = 3, b = 2 and d = 4
         pool.allocate(1)
-        pool.settle()
-        found.append(int(stretch.cached[0][0]))
+        found.append(int(pool.cached(stretch, 0, 0, 1)[0]))
     assert found == [1, 2, 2, 4, 0]
     assert pool.num_cached_keys == 0
     assert pool.evicted_cached_blocks == 4
 
 
+def test_a_block_that_comes_back_under_its_identity_is_the_youngest_there() -> None:
+    """It was named first before it was evicted."""
+    trie = IdentityTrie(4, 1)
+    pool = BlockPool(3, trie, FreeQueue(3), 1)
+    trace = TraceRequest(request_id="r", arrival_s=0.0, prompt=(("p", 4),), output_len=0)
+    stretch, _ = trie.chain(trace).at(0)
+    a, b = pool.allocate(1), pool.allocate(1)
+    for blocks in (a, b):
+        pool.commit(stretch, 0, 0, blocks)
+    pool.free(a)
+    assert pool.allocate(1) == a
+    pool.commit(stretch, 0, 0, a)
+    assert pool.cached(stretch, 0, 0, 1) == b
+    pool.free(b)
+    assert pool.allocate(1) == b
+    assert pool.cached(stretch, 0, 0, 1) == a
+
+
 @pytest.mark.parametrize("how", ["allocate", "allocate_few"])
-def test_a_stretch_whose_blocks_are_gone_is_not_taken_by_another_before_that_is_seen_to(
-    how: str,
-) -> None:
-    """Its slot must not be handed on while evictions that name it wait."""
+def test_a_stretch_whose_blocks_are_gone_gives_its_slot_to_another(how: str) -> None:
+    """Nobody takes one's blocks for the other's."""
     trie = IdentityTrie(4, 1)
     pool = BlockPool(4, trie, FreeQueue(4), 1)
     a, b = (
@@ -249,9 +263,9 @@ def test_a_stretch_whose_blocks_are_gone_is_not_taken_by_another_before_that_is_
     getattr(pool, how)(3)  # evicts both: nothing holds the stretch any more
     other = trie.chain(b).at(0)[0]
     pool.commit(other, 0, 0, np.array([3]))
-    pool.settle()
+    pool.sweep()
     assert pool.num_cached_keys == 1
-    assert other.cached[0].tolist() == [3]
+    assert pool.cached(other, 0, 0, 1).tolist() == [3]
     assert pool.evicted_cached_blocks == 2
     assert trie.stretches[gone] is None
 
