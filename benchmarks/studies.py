@@ -34,14 +34,18 @@ from study_columns import (
     BLOCK_SIZE,
     LONG_CONTEXT,
     PRESSURE,
+    SEQUENCES,
     SHORT_AND_LONG,
     TEMPLATE,
     TEMPLATE_ORDER,
+    sequences,
 )
 from study_h200 import measured
 from study_h200_tables import BLOCKS
 from study_h200_tables import PICTURES as MEASURED_PICTURES
 from study_pictures import Panel, draw_first_tokens, draw_panels
+from study_sampling import COLUMNS as SAMPLING
+from study_sampling import draw_sampling, errors_rows
 from study_traces import PROMPT_LENS
 
 from simserve.config.sweep_cells import short_names
@@ -176,6 +180,56 @@ def draw_template() -> bytes:
     return draw_panels([Panel("Templates of 4,096 tokens: TTFT p50", "ms", series, places)])
 
 
+def sequence_rows(name: str, width: str) -> list[list[str]]:
+    """A row a setting, each number with its multiple of that of the scenario's first row."""
+    columns = sequences(width)
+    cells = [[*columns, "if none were shared"]]
+    for _, group in groupby(run(name), scenario):
+        first, *others = group
+        for case in (first, *others):
+            texts = [column(case) for column in columns.values()]
+            for place, measure in enumerate(SEQUENCES.values(), len(texts) - len(SEQUENCES)):
+                texts[place] += f" ({measure(case) / measure(first):.2f})"
+            unshared = case.number("max_unshared_kv_blocks")
+            cells.append([*texts, "–" if unshared is None else f"{unshared:,}"])
+    return cells
+
+
+def draw_sequences() -> bytes:
+    """Multiples of what one sequence takes."""
+    lines = {
+        "n, one at a time": ("parallel", "one at a time"),
+        "n, without prefix cache": ("parallel", "without prefix cache"),
+        "n, answers end early": ("parallel", "answers end early"),
+        "n, sixteen at once": ("parallel", "sixteen at once"),
+        "W, one at a time": ("beam_search", "one at a time"),
+        "W, without prefix cache": ("beam_search", "without prefix cache"),
+        "W, four at once": ("beam_search", "four at once"),
+    }
+    widths = [1, 2, 4, 8]
+    panels = []
+    for title, measure in SEQUENCES.items():
+        series: dict[str, list[float]] = {}
+        for line, (name, wanted) in lines.items():
+            found = [measure(case) for case in run(name) if scenario(case) == wanted]
+            series[line] = [value / found[0] for value in found]
+        series["n or W times"] = [float(width) for width in widths]
+        places = list(map(str, widths))
+        panels.append(
+            Panel(
+                title,
+                "multiple",
+                series,
+                places,
+                "n or W",
+                is_log=True,
+                is_line=True,
+                is_dense=True,
+            )
+        )
+    return draw_panels(panels)
+
+
 def recorded_rows() -> list[list[str]]:
     """The two sides as a real engine ran them, each beside its simulation."""
     cells = [
@@ -224,6 +278,10 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "allocator": of("allocator", ALLOCATOR),
     "template_length": of("template_length", {"template": scenario, **TEMPLATE}),
     "template_order": of("template_order", TEMPLATE_ORDER),
+    "parallel": lambda: sequence_rows("parallel", "n"),
+    "beam_search": lambda: sequence_rows("beam_search", "W"),
+    "sampling": of("sampling", SAMPLING),
+    "sampling_errors": errors_rows,
     "decode_kernels": decode_kernels,
     "flash_time": flash_time,
     "flash_counters": flash_counters,
@@ -236,6 +294,8 @@ PICTURES: dict[str, Callable[[], bytes]] = {
     "pressure": draw_pressure,
     "allocator": draw_allocator,
     "template": draw_template,
+    "parallel-and-beam": draw_sequences,
+    "sampling": draw_sampling,
     "decode-kernels": draw_decode_kernels,
     "flash-attention": draw_flash,
 }

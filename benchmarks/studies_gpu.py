@@ -61,6 +61,7 @@ SUMMARY = re.compile(
     r"(class\.[^.]+\.)?(p50|p95|p99|mean)_(ttft|itl|e2el|tpot)_ms"
     r"|status|completed|duration|num_(steps|preemptions|gpu_blocks)|recomputed_tokens"
     r"|total_(cached|input|output)_tokens|(output|total_token)_throughput|request_goodput"
+    r"|group\.mean_e2el_ms|num_(prefill|decode)_tokens|max_num_running"
     r"|mean_num_running|(max|mean)_kv_cache_usage|mean_reserved_unused_tokens"
     r"|evicted_cached_blocks|prefix_cache_hit_rate|reachable_in_engine|seed"
 )

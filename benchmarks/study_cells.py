@@ -107,6 +107,20 @@ PARTS = (
         ("workload.synthetic.num_requests=60", lognormal("output_len", 60, 200)),
         lambda scenario, values: values[BLOCK_SIZE] in (16, 64, 256),
     ),
+    Part(
+        "parallel",
+        (constant("output_len", 64),),
+        lambda scenario, values: (
+            scenario != "answers end early" and values["workload.decoding.n"] in (1, 4)
+        ),
+    ),
+    Part(
+        "beam_search",
+        keep=lambda scenario, values: (
+            scenario in ("one at a time", "without prefix cache", "four at once")
+            and values["workload.decoding.beam_width"] in (1, 4)
+        ),
+    ),
 )
 """In the order in which they run; what the time does not suffice for is at the end."""
 

@@ -75,6 +75,46 @@ ALLOCATOR = {
     "goodput (requests/s)": key("request_goodput", 2),
 }
 
+N, WIDTH = "workload.decoding.n", "workload.decoding.beam_width"
+
+
+def whole_ms(case: Case) -> float:
+    """Mean time until all sequences of a question are out; of one sequence, its own."""
+    found = case.number("group.mean_e2el_ms")
+    return float(case.number("mean_e2el_ms") if found is None else found)
+
+
+def computed(case: Case) -> int:
+    return int(case.number("num_prefill_tokens") + case.number("num_decode_tokens"))
+
+
+def kv_blocks(case: Case) -> int:
+    """Most blocks in use."""
+    usable = case.number("num_gpu_blocks") - 1
+    return round(case.number("max_kv_cache_usage") * usable)
+
+
+SEQUENCES: dict[str, Callable[[Case], float]] = {
+    "E2EL of all": whole_ms,
+    "tokens computed": computed,
+    "most KV blocks": kv_blocks,
+}
+
+
+def sequences(width: str) -> dict[str, Column]:
+    """What n answers, or W beams, take."""
+
+    def column(measure: Callable[[Case], float]) -> Column:
+        return lambda case: f"{measure(case):,.0f}"
+
+    return {
+        "": scenario,
+        width: setting(N if width == "n" else WIDTH),
+        "most running": key("max_num_running"),
+        **{name: column(measure) for name, measure in SEQUENCES.items()},
+    }
+
+
 TEMPLATE = {
     "TTFT p50": key("p50_ttft_ms", 1),
     "hit tokens": key("total_cached_tokens"),

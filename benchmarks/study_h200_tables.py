@@ -16,6 +16,7 @@ from study_columns import (
     SHORT_AND_LONG,
     TEMPLATE,
     TEMPLATE_ORDER,
+    sequences,
 )
 from study_h200 import (
     Pair,
@@ -32,6 +33,7 @@ from study_h200 import (
     same,
 )
 from study_pictures import draw_first_tokens, draw_real_and_simulated
+from study_sampling import measured_rows, shipped
 from study_traces import PROMPT_LENS
 
 from simserve.report.markdown import markdown_table
@@ -39,7 +41,7 @@ from simserve.report.markdown import markdown_table
 NOT_MEASURED = ["Not measured yet."]
 SAME = {"settings", "long one", "budget", "threshold", "blocks", "max_num_seqs", "requests/s"}
 SAME |= {"allocator", "template", "requests", "block size", "blocks a table"}
-SAME |= {"tokens unused in the last block"}
+SAME |= {"tokens unused in the last block", "", "n", "W"}
 """Columns that say the same in both worlds: settings, and what follows from lengths."""
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
 
@@ -177,6 +179,9 @@ BLOCKS: dict[str, Callable[[], Lines]] = {
     "h200:allocator": of("allocator", ALLOCATOR),
     "h200:template_length": of("template_length", {"template": scenario, **TEMPLATE}),
     "h200:template_order": of("template_order", TEMPLATE_ORDER),
+    "h200:parallel": of("parallel", sequences("n")),
+    "h200:beam_search": of("beam_search", sequences("W")),
+    "h200:sampling": lambda: [f"{shipped().measured_on}.", "", *lines(measured_rows())],
     "h200:decode_steps": lambda: lines(decode_steps()),
 }
 PICTURES = {

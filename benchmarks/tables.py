@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from accuracy import TABLES as ACCURACY
+from accuracy_cross import table as accuracy_cross_table
 from calibrated_runs import step_table as calibrated_steps_table
 from calibrated_runs import table as calibrated_runs_table
 from kernels_counters import table as counters_table
@@ -57,7 +58,8 @@ def provenance(report: Report, *, names_command: bool = True) -> str:
     """What ran, when, on what."""
     environment = report["environment"]
     packages = environment["packages"]
-    commit = report.get("code") or f"simserve at {(environment['commit'] or 'no commit')[:12]}"
+    at = environment["commit"] or "no commit"
+    commit = report.get("code") or f"simserve at {at[:12]}{'+' * at.endswith('+')}"
     command = f": `{' '.join(map(shown, report['command']))}`" if names_command else ""
     return (
         f"{environment['gpu']}, torch {packages['torch']}, Triton {packages['triton']}, {commit}, "
@@ -205,6 +207,20 @@ def host_share(report: Report) -> Iterator[str]:
     yield from markdown_table(cells)
 
 
+def speculative(report: Report) -> Iterator[str]:
+    """Steps of decodes with and without drafts, and what part the lookup has in them."""
+    yield f"{provenance(report)}; medians, ms."
+    yield ""
+    cells = [["requests", "k", "steps", "tokens", "step", "draft", "forward", "sample", "prepare"]]
+    rows = sorted(report["rows"], key=lambda row: (row["batch"], row["num_speculative_tokens"]))
+    for row in rows:
+        drafts = [row["step_ms"], row.get("draft_ms", 0.0)]
+        times = [*drafts, *(row[f"{part}_ms"] for part in ("forward", "sample", "prepare"))]
+        numbers = [row["batch"], row["num_speculative_tokens"], row["num_steps"]]
+        cells.append([*map(str, numbers), f"{row['num_tokens']:g}", *(f"{t:.2f}" for t in times)])
+    yield from markdown_table(cells)
+
+
 def microseconds(row: Report | None) -> str:
     return "–" if row is None or row.get("median_us") is None else f"{row['median_us']:,.1f}"
 
@@ -228,11 +244,13 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "kernels: sampling": ("kernels_sampling_h200.json", sampling),
     "kernels: counters": ("kernels_counters_h200.json", counters),
     "steps": ("real_steps_h200.json", steps),
+    "speculative": ("speculative_h200.json", speculative),
     "real: host": ("real_vs_sim.json", host_share),
     "real and simulated": ("real_vs_sim.json", real_and_simulated),
     "calibrated: steps": ("calibrated_runs_h200.json", calibrated_steps_table),
     "calibrated: runs": ("calibrated_runs_h200.json", calibrated_runs_table),
     "accuracy: transfer": ("accuracy.json", ACCURACY["transfer"]),
+    "accuracy: cross": ("accuracy_cross.json", accuracy_cross_table),
     "accuracy: steps 8B": ("accuracy.json", ACCURACY["steps 8B"]),
     "accuracy: blind 8B": ("accuracy.json", ACCURACY["blind 8B"]),
     "accuracy: host known 8B": ("accuracy.json", ACCURACY["host known 8B"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -204,6 +204,7 @@ def _run_once(
             config=dump_config(loaded.config),
             env=_environment(built, machine),
             warnings=(*loaded.warnings, *_remarks(built)),
+            choices=tuple(asdict(choice) for choice in built.workload.choices),
         )
     return _Run(facts, data, pressed.is_set() or outcome.status == "interrupted")
 
@@ -296,4 +297,5 @@ def _environment(built: Built, machine: Machine | None) -> dict[str, Any]:
 def _remarks(built: Built) -> tuple[str, ...]:
     trace = built.workload.trace
     of_trace = trace.report.warnings if trace is not None else ()
-    return (*of_trace, *getattr(built.cost_model, "remarks", ()))
+    of_sampling = built.sampling.remarks if built.sampling is not None else ()
+    return (*of_trace, *getattr(built.cost_model, "remarks", ()), *of_sampling)

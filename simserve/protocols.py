@@ -27,6 +27,8 @@ __all__ = [
     "SteadyScheduler",
     "StepRecord",
     "TimedIntake",
+    "TokenOutcome",
+    "TokenOutcomes",
     "TraceReader",
     "Workload",
 ]
@@ -309,6 +311,30 @@ class Executor(Protocol):
 
     def submit(self, run: StepRun, start_s: float) -> StepResult:
         """Start steps at `start_s`, on the engine's clock; not more than one run is in progress."""
+        ...
+
+
+class TokenOutcome(Protocol):
+    """What a model has given a request. Lists run in parallel, one item a token."""
+
+    token_ids: list[int]
+    ids: list[NDArray[np.int32]]
+    """The chosen token, then the likeliest ones, the likeliest first."""
+    logprobs: list[NDArray[np.float32]]
+    """Natural logarithms of the probabilities of `ids`, by the model alone."""
+    finish_reason: str | None
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Sum of the chosen tokens' log-probabilities."""
+        ...
+
+
+class TokenOutcomes(Protocol):
+    """Where a workload finds what came of its requests; only a real executor has any."""
+
+    def take(self, request_id: str) -> TokenOutcome:
+        """Hand over the outcome of a request that has completed, once."""
         ...
 
 

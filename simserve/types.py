@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class Status(IntEnum):
     PREEMPTED = 2
     FINISHED_LENGTH_CAPPED = 3
     FINISHED_ABORTED = 4
+    FINISHED_STOPPED = 5
 
 
 class Kind(IntEnum):
@@ -54,7 +55,7 @@ class Kind(IntEnum):
 
 
 FinishReason = str
-"""`length` or `abort`."""
+"""`length`, `stop` or `abort`."""
 
 AdmissionStop = str
 """What ended admission in a step: `budget`, `max_num_seqs`, `blocks`, `preemption` or `empty`;
@@ -77,7 +78,7 @@ class TraceRequest:
     arrival_s: float
     prompt: Segments
     output_len: int
-    """Tokens to generate (vLLM: max_tokens with ignore_eos)."""
+    """Tokens to generate; at most so many where a model chooses them (vLLM: max_tokens)."""
     output: Segments | None = None
     """Identity of the generated tokens; None: a segment of the request's own."""
     class_: str = ""
@@ -93,6 +94,17 @@ class TraceRequest:
     mm_items: tuple[MmItem, ...] = ()
     prompt_logprobs: bool = False
     """Prompt log-probabilities need every prompt token computed: no prefix lookup."""
+    n: int = 1
+    """Sequences asked for. The workload makes a request of each before the engine sees them."""
+    group: str | None = None
+    """The request of the user that this one is a part of, if it is not the whole of it."""
+    sibling: int = 0
+    """Which of the sequences of its group it is, where they are drawn side by side."""
+    sampling: Mapping[str, Any] | None = None
+    """Fields of `RequestSampling` that the request gives itself, over those of the executor's."""
+    logprobs: int | None = None
+    """Log-probabilities wanted of each token and of so many of the likeliest; None: as the executor
+    is configured. Only a real executor has any."""
 
     @property
     def prompt_len(self) -> int:
@@ -309,6 +321,9 @@ class StepResult:
     """New drafts per request ([] clears); None: the drafter was not run, old drafts stay."""
     gap_s: float = 0.0
     """Time after each of the steps, when its tokens are out, before the next can be scheduled."""
+    stops: Mapping[str, int] | None = None
+    """Requests that a token of the step ends, and how many of its tokens they keep, that one
+    included. Those after it are dropped."""
 
 
 def seconds_at(seconds: float | NDArray[np.float64], step: int) -> float:

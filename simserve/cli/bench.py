@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simserve.cli.measurement import check_writable, command_line, print_table, write_measurement
-from simserve.cli.options import OverrideOption
+from simserve.cli.options import OverrideOption, naming_options
 from simserve.errors import SimserveError
 
 if TYPE_CHECKING:
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from simserve.executor.real.bench.step_cases import StepCase
 
 __all__ = ["app"]
+
+_STEP_OPTIONS = {
+    "model": "--model",
+    "executor.device": "--device",
+    "scheduler.max_num_seqs": "--case",
+    "scheduler.max_num_batched_tokens": "--case",
+}
+"""Which option of `step` sets a key."""
 
 app = typer.Typer(
     help="Measure kernels and whole steps on a GPU.",
@@ -156,7 +164,9 @@ def step(
         "--override": override,
     }
     try:
-        _measure_steps(cases, (model, device, override or []), (num_iters_warmup, num_iters), rows)
+        with naming_options("simserve bench step", model, _STEP_OPTIONS):
+            setup = (model, device, override or [])
+            _measure_steps(cases, setup, (num_iters_warmup, num_iters), rows)
     finally:
         write_measurement(json_file, command_line("step", options), {"rows": rows})
     print_table(step_cells(rows))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simserve.cli.options import OverrideOption
+from simserve.cli.options import OverrideOption, naming_options
 from simserve.errors import SimserveError
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from simserve.fidelity.calibration import Calibration
 
 __all__ = ["calibrate"]
+
+_OPTIONS = {"model": "--model", "gpu": "--gpu", "executor.device": "--device"}
+"""Which option sets a key."""
 
 
 def calibrate(
@@ -60,13 +63,14 @@ def calibrate(
         calibration = read_calibration(steps)
     else:
         source = _source(model, gpu or gpu_here(), device)
-        calibration = measure(
-            source,
-            override or [],
-            time_limit_s=time_limit,
-            traffic_steps=traffic_steps,
-            tell=lambda text: typer.echo(text, err=True),
-        )
+        with naming_options("simserve calibrate", model, _OPTIONS):
+            calibration = measure(
+                source,
+                override or [],
+                time_limit_s=time_limit,
+                traffic_steps=traffic_steps,
+                tell=lambda text: typer.echo(text, err=True),
+            )
         write_calibration(out.with_name(f"{stem}.steps.json.gz"), calibration)
     profile = fit_calibration(calibration, stem)
     try:

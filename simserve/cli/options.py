@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from simserve.errors import ConfigError, Problem
 
 __all__ = [
     "ConfigArgument",
@@ -15,6 +21,7 @@ __all__ = [
     "QuietOption",
     "SeedOption",
     "metric_overrides",
+    "naming_options",
 ]
 
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The configuration.")]
@@ -86,3 +93,30 @@ def _bound(item: str) -> str:
     if not (metric.strip() and colon and bound.strip()):
         raise typer.BadParameter(f"'{item}' is not METRIC:MILLISECONDS", param_hint="--goodput")
     return f"{metric.strip()}: {bound.strip()}"
+
+
+@contextmanager
+def naming_options(command: str, model: str, options: Mapping[str, str]) -> Iterator[None]:
+    """Say what is wrong with a configuration that a command makes of its options by their names.
+
+    Args:
+        command: what to name where no option is at fault.
+        model: the value of `--model`, which may be a file.
+        options: the option that sets a key, by the key's path.
+
+    Raises:
+        ConfigError: as raised within; what has a place already keeps it.
+    """
+
+    def named(problem: Problem) -> Problem:
+        if problem.file is not None:
+            return problem
+        if problem.path in options:
+            return replace(problem, file=options[problem.path], path="")
+        of_model = not problem.path and problem.message.startswith(str(Path(model)))
+        return replace(problem, file="--model" if of_model else command)
+
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(map(named, error.problems)) from None

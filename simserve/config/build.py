@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simserve.config import kv_cache as kv_keys
 from simserve.config.build_real import build_real, open_machine
@@ -15,19 +15,26 @@ from simserve.config.executor import (
     ProfileCost,
     Real,
     RooflineCost,
+    Simulated,
 )
 from simserve.config.loader import LoadedConfig
+from simserve.config.presets import load_model
 from simserve.config.scheduler import Scheduler as SchedulerConfig
+from simserve.cost.sampling import SamplingCost
+from simserve.cost.sampling_file import load_sampling
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Inbox
 from simserve.engine.loop import EngineParts
 from simserve.errors import ConfigError, Problem
-from simserve.executor.drafts import MadeUpDrafter, accepted_with_probability
+from simserve.executor.acceptance import Accepted, accepted_by_position, read_acceptance
+from simserve.executor.draft_cost import DraftCost
+from simserve.executor.drafts import MadeUpDrafter
+from simserve.executor.real.choices import SamplingChoice, SamplingChoices
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.kv.capacity import fit_kv_cache
 from simserve.kv.groups import FullAttention, Group, SlidingWindow
 from simserve.metrics.recorder import RowSink, RunRecorder
-from simserve.protocols import CostModel, Executor, KVCacheManager, Scheduler
+from simserve.protocols import CostModel, Executor, KVCacheManager, Scheduler, TokenOutcomes
 from simserve.registry import check_protocol, resolve
 from simserve.sched.params import SchedulerParams
 from simserve.sched.vllm_async import VllmAsyncScheduler
@@ -36,6 +43,10 @@ if TYPE_CHECKING:
     from simserve.executor.real.machine import Machine
 
 __all__ = ["Built", "build", "with_pool_size"]
+
+_SAMPLING_INCLUDED = {"profile": "argmax", "roofline": "greedy"}
+"""By kind of cost: a profile's engine took the likeliest token by torch, and the roofline's output
+head ends with reading all logits once. The others have nothing of it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +58,8 @@ class Built:
     workload: BuiltWorkload
     cost_model: CostModel | None
     """None: a real run without a shadow."""
+    sampling: SamplingCost | None = None
+    """Prices what steps take longer because tokens are sampled; None: nothing."""
 
 
 def with_pool_size(loaded: LoadedConfig, machine: Machine | None = None) -> LoadedConfig:
@@ -109,20 +122,8 @@ def build(
     max_model_len = scheduler_config.max_model_len
     assert max_model_len is not None
     kv = kv or _kv_manager(loaded)
-    scheduler = _scheduler(scheduler_config, kv)
-    drafter = _drafter(scheduler_config, seed)
-    executor: Executor
-    if isinstance(config.executor, Real):
-        machine = machine or open_machine(loaded)
-        shadow = config.executor.shadow
-        cost_model = None if shadow is None else _cost_model(loaded, shadow.cost)
-        scheduler, executor = build_real(loaded, machine, scheduler, drafter, cost_model)
-    else:
-        cost_model = _cost_model(loaded, config.executor.cost)
-        if config.executor.noise == "residual":
-            cost_model = _with_residual_noise(cost_model, seed)
-        executor = SimulatedExecutor(cost_model, drafter)
-    workload = build_workload(loaded, seed)
+    steps = _steps(loaded, seed, machine, _scheduler(scheduler_config, kv), sink)
+    workload = build_workload(loaded, seed, steps.outcomes)
     recorder = RunRecorder(
         num_gpu_blocks=kv.num_gpu_blocks,
         block_size=kv.block_size,
@@ -133,15 +134,55 @@ def build(
     parts = EngineParts(
         workload=workload.source,
         inbox=Inbox(workload.source),
-        scheduler=scheduler,
+        scheduler=steps.scheduler,
         kv=kv,
-        executor=executor,
+        executor=steps.executor,
         recorder=recorder,
         admission=_admission(scheduler_config, max_model_len, kv),
         max_model_len=max_model_len,
         leap=leap,
     )
-    return Built(parts=parts, recorder=recorder, workload=workload, cost_model=cost_model)
+    return Built(
+        parts=parts,
+        recorder=recorder,
+        workload=workload,
+        cost_model=steps.cost_model,
+        sampling=steps.sampling,
+    )
+
+
+class _Steps(NamedTuple):
+    """Who decides steps, who runs them, and what they are priced by."""
+
+    scheduler: Scheduler
+    executor: Executor
+    cost_model: CostModel | None
+    outcomes: TokenOutcomes | None = None
+    sampling: SamplingCost | None = None
+
+
+def _steps(
+    loaded: LoadedConfig,
+    seed: int,
+    machine: Machine | None,
+    scheduler: Scheduler,
+    sink: RowSink | None,
+) -> _Steps:
+    config, drafter = loaded.config.executor, _drafter(loaded, seed)
+    cost_model: CostModel | None
+    if isinstance(config, Real):
+        machine = machine or open_machine(loaded)
+        cost_model = None if config.shadow is None else _cost_model(loaded, config.shadow.cost)
+        scheduler, executor, outcomes = build_real(
+            loaded, machine, scheduler, drafter, cost_model, sink.add_output if sink else None
+        )
+        return _Steps(scheduler, executor, cost_model, outcomes)
+    cost_model = _cost_model(loaded, config.cost)
+    if config.noise == "residual":
+        cost_model = _with_residual_noise(cost_model, seed)
+    sampling = _sampling(loaded, config, seed)
+    simulated = SimulatedExecutor(cost_model, drafter, sampling, draft_cost=_draft_cost(loaded))
+    return _Steps(scheduler, simulated, cost_model, sampling=sampling)
 
 
 def _admission(config: SchedulerConfig, max_model_len: int, kv: KVCacheManager) -> Admission:
@@ -202,7 +243,8 @@ def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:
         if windows and min(windows) < least:
             message = f"a window of {min(windows)} is too short here: at least {least}"
             raise ConfigError([Problem(path="kv_cache.groups", message=message)])
-        arguments["drop_last_hit"] = _num_lookahead_tokens(scheduler) > 0
+        drafts = scheduler.speculative
+        arguments["drop_last_hit"] = drafts is not None and drafts.method == "eagle"
         arguments["free_queue"] = resolve("evictions", config.eviction)
     kv: KVCacheManager = cls(**arguments)
     return kv
@@ -257,25 +299,67 @@ def _with_residual_noise(cost_model: CostModel, seed: int) -> CostModel:
     return ResidualNoise(cost_model, seed)
 
 
+def _sampling(loaded: LoadedConfig, config: Simulated, seed: int) -> SamplingCost | None:
+    if not config.sampling:
+        return None
+    choices = [SamplingChoice(one.weight, one.of_request) for one in config.sampling]
+    return SamplingCost(
+        load_sampling(loaded.gpu.name),
+        loaded.model.vocab_size,
+        SamplingChoices(choices, seed).of,
+        included=_SAMPLING_INCLUDED.get(config.cost.kind),
+        num_logprobs=max(
+            (n for one in config.sampling if (n := one.logprobs) is not None), default=None
+        ),
+    )
+
+
 def _num_draft_tokens(config: SchedulerConfig) -> int:
     return config.speculative.num_speculative_tokens if config.speculative else 0
 
 
 def _num_lookahead_tokens(config: SchedulerConfig) -> int:
-    is_eagle = config.speculative is not None and config.speculative.method == "eagle"
-    return _num_draft_tokens(config) if is_eagle else 0
+    """Slots for what a drafter that is a model keeps of its own tokens."""
+    is_ngram = config.speculative is not None and config.speculative.method == "ngram"
+    return 0 if is_ngram else _num_draft_tokens(config)
 
 
-def _drafter(config: SchedulerConfig, seed: int) -> MadeUpDrafter | None:
+def _drafter(loaded: LoadedConfig, seed: int) -> MadeUpDrafter | None:
+    config, executor = loaded.config.scheduler, loaded.config.executor
     speculative = config.speculative
-    if speculative is None:
+    if speculative is None or (isinstance(executor, Real) and executor.tokens == "sampled"):
         return None
     assert config.max_model_len is not None
     k = speculative.num_speculative_tokens
     return MadeUpDrafter(
         method=speculative.method,
         num_speculative_tokens=k,
-        accepted=accepted_with_probability(speculative.acceptance, k, seed),
+        accepted=_accepted(loaded, seed),
         draft_len=lambda request_id, so_far: k,
         max_model_len=config.max_model_len,
     )
+
+
+def _draft_cost(loaded: LoadedConfig) -> DraftCost | None:
+    """Time that drafting adds to simulated steps. A draft model's steps are launched one after the
+    other: the host waits for none of them."""
+    config, executor = loaded.config.scheduler.speculative, loaded.config.executor
+    if config is None or isinstance(executor, Real):
+        return None
+    if config.draft_model is None:
+        return DraftCost(config.draft_s) if config.draft_s else None
+    assert isinstance(executor.cost, RooflineCost)
+    draft = replace(loaded, model=load_model(config.draft_model))
+    alone = executor.cost.model_copy(update={"host_step_s": 0.0, "host_request_s": 0.0})
+    return DraftCost(config.draft_s, _cost_model(draft, alone), config.num_speculative_tokens)
+
+
+def _accepted(loaded: LoadedConfig, seed: int) -> Accepted:
+    speculative = loaded.config.scheduler.speculative
+    assert speculative is not None
+    k, acceptance = speculative.num_speculative_tokens, speculative.acceptance
+    if speculative.acceptance_file is not None:
+        return read_acceptance(loaded.path(speculative.acceptance_file), k, seed)
+    assert acceptance is not None
+    each = acceptance if isinstance(acceptance, tuple) else (acceptance,) * k
+    return accepted_by_position(each, seed)

@@ -5,19 +5,25 @@ torch and the kernels are imported here, when a configuration asks for them and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from simserve.config.decoding import BeamSearch, BestOf, Parallel
 from simserve.config.executor import Real
 from simserve.config.loader import LoadedConfig
 from simserve.config.model import ModelFile
 from simserve.config.presets import load_decoder_shape
+from simserve.config.trace_sampling import own_sampling
 from simserve.errors import CapacityError, ConfigError, Problem
+from simserve.executor.real.decoder_shape import DecoderShape
 from simserve.executor.simulated import Drafter
 from simserve.kv.capacity import fit_kv_cache
-from simserve.protocols import CostModel, Executor, Scheduler
+from simserve.protocols import CostModel, Executor, Scheduler, TokenOutcomes
 
 if TYPE_CHECKING:
     from simserve.executor.real.machine import Machine, MachineOptions
+    from simserve.executor.real.outcomes import Outcome
+    from simserve.executor.real.speculation import Speculation
 
 __all__ = ["build_real", "estimated_bytes", "open_machine"]
 
@@ -27,6 +33,7 @@ def open_machine(loaded: LoadedConfig) -> Machine:
 
     Raises:
         ConfigError: torch or a GPU is missing, or the configuration cannot be run for real.
+        TraceError: a request of the trace wants its tokens chosen in a way that cannot be.
         CapacityError: the model or its KV cache does not fit.
     """
     problems = list(_problems(loaded))
@@ -35,10 +42,12 @@ def open_machine(loaded: LoadedConfig) -> Machine:
     model = loaded.config.model
     spec = {"config": model.config} if isinstance(model, ModelFile) else model
     shape = load_decoder_shape(spec, loaded.base_dir)
+    _check_ends(loaded, shape)
+    own = own_sampling(loaded, shape.eos_token_ids)
     try:
         from simserve.executor.real.machine import Machine
 
-        return Machine(shape, _options(loaded))
+        return Machine(shape, _options(loaded, own))
     except ImportError as error:
         message = f"real needs torch and triton ({error}); pip install 'simserve[gpu]'"
         raise ConfigError([Problem(path="executor.kind", message=message)]) from None
@@ -50,16 +59,56 @@ def build_real(
     scheduler: Scheduler,
     drafter: Drafter | None,
     shadow: CostModel | None,
-) -> tuple[Scheduler, Executor]:
-    """The executor, and the scheduler that tells it how long it took."""
+    ended: Callable[[Outcome], None] | None,
+) -> tuple[Scheduler, Executor, TokenOutcomes | None]:
+    """The scheduler, which tells the executor how long it took, the executor, and what it gives
+    requests, where the workload ranks that.
+
+    Args:
+        loaded: the configuration.
+        machine: what steps are run on.
+        scheduler: decides them.
+        drafter: which made-up drafts are accepted.
+        shadow: prices steps beside what they took.
+        ended: is given what each request has got, if tokens are sampled.
+    """
     from simserve.executor.real.executor import RealExecutor
+    from simserve.executor.real.outcomes import Outcomes
     from simserve.executor.real.pace import Pace, TimedScheduler
 
     config = loaded.config.executor
     assert isinstance(config, Real)
     timed = TimedScheduler(scheduler)
     pace = Pace(config.pace)
-    return timed, RealExecutor(machine, timed, pace, drafter=drafter, shadow=shadow)
+    outcomes = Outcomes(ended)
+    speculation = _speculation(loaded) if config.tokens == "sampled" else None
+    executor = RealExecutor(
+        machine,
+        timed,
+        pace,
+        drafter=drafter,
+        speculation=speculation,
+        shadow=shadow,
+        outcomes=outcomes,
+    )
+    ranks = any(not isinstance(one, Parallel) for one in loaded.config.workload.decodings.values())
+    outcomes.keeps = ranks and config.tokens == "sampled"
+    return timed, executor, outcomes if outcomes.keeps else None
+
+
+def _speculation(loaded: LoadedConfig) -> Speculation | None:
+    """What proposes drafts of real tokens."""
+    from simserve.executor.ngram import NgramProposer
+    from simserve.executor.real.speculation import LookupDrafts
+
+    scheduler = loaded.config.scheduler
+    config = scheduler.speculative
+    if config is None:
+        return None
+    assert scheduler.max_model_len is not None
+    k = config.num_speculative_tokens
+    proposer = NgramProposer(*config.lookup, k, scheduler.max_model_len, scheduler.quirks)
+    return LookupDrafts(proposer)
 
 
 def estimated_bytes(loaded: LoadedConfig) -> int | None:
@@ -93,6 +142,7 @@ def _problems(loaded: LoadedConfig) -> list[Problem]:
     real, scheduler = config.executor, config.scheduler
     assert isinstance(real, Real)
     sampled = real.tokens == "sampled"
+    vocab_size, wanted = loaded.model.vocab_size, _max_logprobs(loaded)
     ghosts = scheduler.policy == "priority" and scheduler.quirks == "as_engine"
     checks = (
         (
@@ -102,23 +152,29 @@ def _problems(loaded: LoadedConfig) -> list[Problem]:
         ),
         (
             "executor.tokens",
-            sampled and scheduler.speculative is not None,
-            "sampled does not go with scheduler.speculative, whose drafts are made up: use replay",
-        ),
-        (
-            "executor.tokens",
             sampled and ghosts,
             "under policy priority the engine gives requests tokens that nobody computed: "
             "use scheduler.quirks: fixed with sampled, or replay",
+        ),
+        (
+            "executor.max_logprobs",
+            wanted is not None and wanted > vocab_size,
+            f"{wanted} log-probabilities are wanted, but {loaded.model.name} has {vocab_size} "
+            "tokens",
+        ),
+        (
+            "executor.tokens",
+            wanted is not None and not sampled,
+            "log-probabilities are those of tokens that the model chooses: use sampled",
         ),
     )
     return [Problem(path=path, message=message) for path, fails, message in checks if fails]
 
 
-def _options(loaded: LoadedConfig) -> MachineOptions:
+def _options(loaded: LoadedConfig, own: Sequence[Mapping[str, Any]]) -> MachineOptions:
     from simserve.executor.real.attention import AttentionPath
+    from simserve.executor.real.choices import SamplingChoice
     from simserve.executor.real.machine import MachineOptions
-    from simserve.executor.real.sampler import SamplingChoice
 
     config = loaded.config
     real, scheduler, kv_cache = config.executor, config.scheduler, config.kv_cache
@@ -143,5 +199,34 @@ def _options(loaded: LoadedConfig) -> MachineOptions:
         weights="random" if real.weights == "random" else loaded.path(real.weights),
         seed=config.seed,
         breakdown=real.breakdown,
-        sampling=tuple(SamplingChoice(**one.model_dump()) for one in real.sampling),
+        sampling=tuple(SamplingChoice(one.weight, one.of_request) for one in real.sampling),
+        own_sampling=tuple(own),
+        max_logprobs=_max_logprobs(loaded, own),
     )
+
+
+def _max_logprobs(loaded: LoadedConfig, own: Sequence[Mapping[str, Any]] = ()) -> int | None:
+    """The most log-probabilities that a request may want; None if none may."""
+    real, vocab_size = loaded.config.executor, loaded.model.vocab_size
+    assert isinstance(real, Real)
+    wanted = [one.logprobs for one in real.sampling] + [real.max_logprobs]
+    wanted += [one.get("logprobs") for one in own]
+    decodings = loaded.config.workload.decodings if real.tokens == "sampled" else {}
+    for decoding in decodings.values():
+        if isinstance(decoding, BeamSearch):
+            wanted.append(min(2 * decoding.beam_width, vocab_size))
+        elif isinstance(decoding, BestOf):
+            wanted.append(0)
+    return max((one for one in wanted if one is not None), default=None)
+
+
+def _check_ends(loaded: LoadedConfig, shape: DecoderShape) -> None:
+    """Refuse to wait for an end of sequence that the model does not name."""
+    real = loaded.config.executor
+    assert isinstance(real, Real)
+    entries = {f"executor.sampling.{i}": one for i, one in enumerate(real.sampling)}
+    classes = {f"workload.{key}": one for key, one in loaded.config.workload.samplings.items()}
+    waits = [path for path, one in {**entries, **classes}.items() if not one.ignore_eos]
+    if waits and not shape.eos_token_ids:
+        message = f"{shape.model.name} names no eos_token_id: give it as one of stop_token_ids"
+        raise ConfigError([Problem(path=f"{waits[0]}.ignore_eos", message=message)])

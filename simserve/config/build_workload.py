@@ -11,23 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 from simserve.config import distributions
 from simserve.config import workload as keys
+from simserve.config.build_decoding import build_method
+from simserve.config.executor import Real
 from simserve.config.loader import LoadedConfig
 from simserve.errors import ConfigError, Problem, TraceError
+from simserve.protocols import TokenOutcomes
 from simserve.workload import arrivals, lengths
+from simserve.workload.groups import Grouped
 from simserve.workload.public import find_trace
+from simserve.workload.ranked import Choice
 from simserve.workload.sessions import (
     SyntheticSessions,
     generate_sessions,
     group_sessions,
     in_arrival_order,
 )
-from simserve.workload.source import ConcurrencyCap, OpenLoop, Sessions, Source
+from simserve.workload.source import (
+    ConcurrencyCap,
+    OpenLoop,
+    OwnOutputs,
+    OwnSampling,
+    Sessions,
+    Source,
+)
 from simserve.workload.synthetic import RequestClass, SharedPrefix, Synthetic, generate
 
 if TYPE_CHECKING:
     from simserve.workload.trace import Trace
 
-__all__ = ["BuiltWorkload", "build_workload"]
+__all__ = ["BuiltWorkload", "build_workload", "trace_of"]
 
 _ARRIVALS: dict[str, Callable[..., arrivals.ArrivalProcess]] = {
     "immediate": lambda: arrivals.ConstantArrivals(rate=math.inf),
@@ -59,12 +71,23 @@ class BuiltWorkload:
     """The closed-loop conversations, if that is what the source is."""
     shares_prefixes: bool = True
     """Whether two prompts can begin alike."""
+    names_sequences: bool = False
+    """Whether some requests say themselves how many sequences they want."""
+    choices: list[Choice] = field(default_factory=list)
+    """Sequences that were ranked best; filled while the simulation goes on."""
     counts: Counter[str] = field(default_factory=Counter)
     """What transforms dropped or changed; filled while the workload is read."""
 
 
-def build_workload(loaded: LoadedConfig, seed: int) -> BuiltWorkload:
+def build_workload(
+    loaded: LoadedConfig, seed: int, outcomes: TokenOutcomes | None = None
+) -> BuiltWorkload:
     """Make the workload of a configuration.
+
+    Args:
+        loaded: the configuration.
+        seed: of all that is drawn.
+        outcomes: what a model gives requests; None: nothing is known of that.
 
     Raises:
         ConfigError: values that do not go together, or a public trace that was not fetched.
@@ -83,20 +106,41 @@ def build_workload(loaded: LoadedConfig, seed: int) -> BuiltWorkload:
         built.sessions = built.source
     if config.max_concurrency is not None:
         built.source = ConcurrencyCap(built.source, config.max_concurrency)
+    if built.names_sequences or config.decodings:
+        method = build_method(config, seed, built.sessions is not None, outcomes, built.choices)
+        built.source = Grouped(built.source, method)
+        built.shares_prefixes = True
+    executor = loaded.config.executor
+    if isinstance(executor, Real) and executor.tokens == "sampled":
+        built.source = OwnOutputs(built.source)
+    classes = config.synthetic.classes if config.synthetic else ()
+    if by_class := {one.name: one.sampling.given for one in classes if one.sampling is not None}:
+        built.source = OwnSampling(built.source, by_class)
     return built
 
 
-def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> BuiltWorkload:
+def trace_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Trace:
+    """The trace of a configuration, nothing of it read or changed yet.
+
+    Raises:
+        ConfigError: an option is wrong, or a public trace was not fetched.
+        TraceError: the file is wrong.
+    """
     from simserve.workload.trace import open_trace
-    from simserve.workload.transform import Transforms
 
     options: dict[str, Any] = dict(config.options)
-    trace = open_trace(
+    return open_trace(
         _file_of(loaded, config),
         format=config.format,
         on_bad_row=loaded.config.workload.on_bad_row,
         **options,
     )
+
+
+def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> BuiltWorkload:
+    from simserve.workload.transform import Transforms
+
+    trace = trace_of(loaded, config)
     transforms = Transforms(
         start_s=config.start_s or None,
         end_s=config.end_s,
@@ -112,11 +156,30 @@ def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> 
     counts: Counter[str] = Counter()
     requests = transforms.apply(trace.requests(), counts, seed)
     source: Source
-    if trace.format == "simserve" and any(one.parent for one in trace.requests()):
+    waits, names_sequences = _features(trace)
+    if waits:
         source = Sessions(group_sessions(requests))
     else:
         source = OpenLoop(requests, None if transforms != Transforms() else trace.num_requests)
-    return BuiltWorkload(source, trace=trace, counts=counts, shares_prefixes=trace.shares_prefixes)
+    return BuiltWorkload(
+        source,
+        trace=trace,
+        counts=counts,
+        shares_prefixes=trace.shares_prefixes,
+        names_sequences=names_sequences,
+    )
+
+
+def _features(trace: Trace) -> tuple[bool, bool]:
+    """Whether requests wait for others, and whether some want several sequences."""
+    waits = names_sequences = False
+    if trace.format == "simserve":
+        for one in trace.requests():
+            waits = waits or one.parent is not None
+            names_sequences = names_sequences or one.n > 1
+            if waits and names_sequences:
+                break
+    return waits, names_sequences
 
 
 def _file_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Path:

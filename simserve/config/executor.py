@@ -15,12 +15,14 @@ from pydantic import (
 )
 
 from simserve.config.base import Fraction, Natural, Positive, Registered, Seconds, StrictModel
+from simserve.sampling import MOST_LOGPROBS, RequestSampling
 
 __all__ = [
     "Cost",
     "CustomCost",
     "Executor",
     "FormulaCost",
+    "OwnSampling",
     "ProfileCost",
     "Real",
     "RooflineCost",
@@ -31,6 +33,7 @@ __all__ = [
 
 _BUILT_IN = ("formula", "roofline", "profile")
 Efficiency = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class FormulaCost(StrictModel):
@@ -123,6 +126,71 @@ Cost = Annotated[
 ]
 
 
+class Shadow(StrictModel):
+    """A price for each step, beside what it took."""
+
+    cost: Cost
+    """The cost model that names it."""
+
+
+class OwnSampling(StrictModel):
+    """How requests want their tokens chosen."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Logits are divided by it; 0: the likeliest token; below 0.01: that much."""
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    """Draw among the k likeliest tokens. 0 and -1: all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw among the fewest tokens that have this probability together."""
+    min_p: Fraction = 0.0
+    """Draw among tokens that have this share of the likeliest one's probability."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Of their random numbers. null: each request has one that follows from the run's seed."""
+    presence_penalty: Penalty = 0.0
+    """Taken from the logit of each token that was put out before."""
+    frequency_penalty: Penalty = 0.0
+    """Taken from it for each time that it was."""
+    repetition_penalty: Positive = 1.0
+    """Divides positive and multiplies negative logits of tokens in the prompt or put out before."""
+    logit_bias: dict[Annotated[int, Field(ge=0, strict=False)], float] = {}
+    """Added to the logits of tokens, by token id."""
+    allowed_token_ids: Annotated[tuple[Natural, ...], Field(strict=False, min_length=1)] | None = (
+        None
+    )
+    """Tokens that may be put out. null: all."""
+    bad_words: Annotated[
+        tuple[Annotated[tuple[Natural, ...], Field(strict=False, min_length=1)], ...],
+        Field(strict=False),
+    ] = ()
+    """Sequences of token ids that are not put out."""
+    min_tokens: Natural = 0
+    """Before so many are put out, no token ends a request."""
+    stop_token_ids: Annotated[tuple[Natural, ...], Field(strict=False)] = ()
+    """Tokens that end a request; the one that did is the last of its output."""
+    ignore_eos: bool = True
+    """Whether the model's end-of-sequence token is a token like any other. false: it ends a
+    request, whose output_len is then the most it may get."""
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    """Log-probabilities of each token and of so many of the likeliest. null: of none."""
+
+    @property
+    def of_request(self) -> RequestSampling:
+        """What each of these requests wants."""
+        return RequestSampling(**self.model_dump(exclude={"weight"}))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is written out of it."""
+        return self.model_dump(include=self.model_fields_set)
+
+
+class Sampling(OwnSampling):
+    """How some of the requests want their tokens chosen."""
+
+    weight: Positive = 1.0
+    """Their share of the requests, relative to the other entries' weights."""
+
+
 class Simulated(StrictModel):
     """Nothing is computed; a cost model says how long each step takes."""
 
@@ -132,34 +200,15 @@ class Simulated(StrictModel):
     """How long a step takes."""
     noise: Literal["none", "residual"] = "none"
     """residual: step times scatter as the measured ones did about their profile (seeded)."""
+    sampling: list[Sampling] = []
+    """How tokens are chosen, which takes time: each request takes one of these, at random. Empty:
+    as in the engine whose steps are priced."""
 
     @model_validator(mode="after")
     def _noise_has_a_source(self) -> Self:
         if self.noise == "residual" and not isinstance(self.cost, ProfileCost):
             raise ValueError("noise residual is drawn from a profile: it needs cost kind profile")
         return self
-
-
-class Shadow(StrictModel):
-    """A price for each step, beside what it took."""
-
-    cost: Cost
-    """The cost model that names it."""
-
-
-class Sampling(StrictModel):
-    """How some of the requests draw their tokens."""
-
-    weight: Positive = 1.0
-    """Their share of the requests, relative to the other entries' weights."""
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    """Logits are divided by it; 0: the likeliest token; below 0.01: that much."""
-    top_k: Natural = 0
-    """Draw among the k likeliest tokens. 0: all."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Draw among the fewest tokens that have this probability together."""
-    min_p: Fraction = 0.0
-    """Draw among tokens that have this share of the likeliest one's probability."""
 
 
 class Real(StrictModel):
@@ -184,6 +233,9 @@ class Real(StrictModel):
     """What requests go on with: the tokens that the trace dictates, or those that are chosen."""
     sampling: list[Sampling] = []
     """How tokens are chosen: each request takes one of these, at random. Empty: the likeliest."""
+    max_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Of how many of the likeliest tokens a request may want log-probabilities. null: as many as
+    `sampling` and `workload.decoding` want."""
     pace: Literal["virtual", "realtime"] = "virtual"
     """virtual: time without requests is passed over; realtime: arrivals are waited for."""
     breakdown: bool = False
@@ -191,7 +243,14 @@ class Real(StrictModel):
     shadow: Shadow | None = None
     """Prices each step beside its measured duration. null: no."""
     cost: Cost = RooflineCost(kind="roofline")
-    """How long a step takes where the same configuration is simulated beside it."""
+    """How long a step takes where the same configuration is simulated beside it. Without one of its
+    own, that simulation has the shadow's."""
+
+    @model_validator(mode="after")
+    def _cost_of_the_shadow(self) -> Self:
+        if self.shadow is not None and "cost" not in self.model_fields_set:
+            object.__setattr__(self, "cost", self.shadow.cost)  # it is frozen once it is made
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -181,5 +181,6 @@ def _order(problem: Problem) -> tuple[bool, int, int]:
 
 
 def _placed(problem: Problem, document: Document) -> Problem:
-    place = document.place_of(tuple(problem.path.split(".")))
+    keys = (int(key) if key.isdigit() else key for key in problem.path.split("."))
+    place = document.place_of(tuple(keys))
     return replace(problem, **place._asdict())

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from simserve.config.decoding_checks import decoding_problems, decoding_remarks
 from simserve.config.model import RunConfig
 from simserve.config.remarks import remarks, unreachable
+from simserve.config.sampling_checks import sampling_problems
 from simserve.config.scheduler import Scheduler
+from simserve.config.speculative_checks import speculative_problems
 from simserve.config.workload import Workload
 from simserve.errors import ConfigError, Problem
 from simserve.types import GPU, ModelShape
@@ -131,6 +134,9 @@ def resolve(config: RunConfig, model: ModelShape, gpu: GPU) -> Resolution:
     Raises:
         ConfigError: values that do not go together.
     """
+    problems = decoding_problems(config) + sampling_problems(config, model, gpu)
+    if problems := problems + speculative_problems(config, model):
+        raise ConfigError(problems)
     scheduler = _with_defaults(config.scheduler, model, gpu)
     limits = _limits_of(scheduler)
     resolved = scheduler.model_copy(
@@ -138,7 +144,7 @@ def resolve(config: RunConfig, model: ModelShape, gpu: GPU) -> Resolution:
     )
     return Resolution(
         config.model_copy(update={"scheduler": resolved, "workload": _with_total(config)}),
-        warnings=tuple(remarks(resolved, model)),
+        warnings=(*remarks(resolved, model), *decoding_remarks(config)),
         reachable_in_engine=not unreachable(resolved),
     )
 

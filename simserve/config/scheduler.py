@@ -6,20 +6,63 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from simserve.config.base import Count, Fraction, Natural, Registered, StrictModel
+from simserve.config.base import (
+    Count,
+    Fraction,
+    Natural,
+    OneOf,
+    Registered,
+    Seconds,
+    StrictModel,
+)
+from simserve.config.presets import model_names
 
 __all__ = ["Scheduler", "Speculative"]
 
 
 class Speculative(StrictModel):
-    """Speculative decoding with made-up drafts."""
+    """Speculative decoding: made-up drafts, or real ones where a real executor samples tokens."""
 
-    method: Literal["ngram", "eagle"]
-    """How the engine treats drafts; eagle stands for eagle3 and mtp too."""
+    method: Literal["ngram", "eagle", "draft_model"]
+    """Who drafts, and so how the engine treats drafts; eagle stands for eagle3 and mtp too."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
     """Draft tokens per request and step."""
-    acceptance: Fraction
-    """Probability that a draft token is accepted, given that those before it were."""
+    acceptance: Fraction | Annotated[tuple[Fraction, ...], Field(strict=False)] | None = None
+    """Made-up drafts: probability that a draft token is accepted, given that those before it were;
+    one number, or one for each position."""
+    acceptance_file: Annotated[str, Field(min_length=1)] | None = None
+    """Instead: a JSON file with what a run has accepted, relative to this configuration file."""
+    draft_model: Annotated[str, OneOf("model preset", model_names)] | None = None
+    """Of method draft_model: name of a model preset with the same vocabulary."""
+    draft_s: Seconds = 0.0
+    """Simulated: time that a step with drafting takes longer (seconds)."""
+    prompt_lookup_max: Count | None = None
+    """Real drafts of method ngram: longest end of a sequence that is looked up earlier in it.
+    null: as prompt_lookup_min, or 5."""
+    prompt_lookup_min: Count | None = None
+    """The shortest. null: as prompt_lookup_max, or 5."""
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """prompt_lookup_min and prompt_lookup_max, written out as vLLM does."""
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        return least or most or 5, most or least or 5
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        k = self.num_speculative_tokens
+        if (self.method == "draft_model") != (self.draft_model is not None):
+            raise ValueError("method draft_model and the key draft_model need each other")
+        if self.acceptance is not None and self.acceptance_file is not None:
+            raise ValueError("acceptance and acceptance_file say the same twice: give one of them")
+        if isinstance(self.acceptance, tuple) and len(self.acceptance) != k:
+            raise ValueError(
+                f"acceptance has {len(self.acceptance)} numbers: it must have one for each of the "
+                f"{k} draft tokens"
+            )
+        if self.lookup[0] > self.lookup[1]:
+            raise ValueError("prompt_lookup_min must be at most prompt_lookup_max")
+        return self
 
 
 class Scheduler(StrictModel):

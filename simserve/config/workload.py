@@ -15,7 +15,9 @@ from simserve.config.base import (
     Shape,
     StrictModel,
 )
+from simserve.config.decoding import Decoding
 from simserve.config.distributions import Arrival, ConstantLength, Immediate, Length
+from simserve.config.executor import OwnSampling
 from simserve.workload.public import public_names
 
 __all__ = [
@@ -88,6 +90,10 @@ class RequestClass(StrictModel):
     """Output length (tokens). null: that of the workload."""
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Lower is more important; counts with `scheduler.policy: priority`."""
+    decoding: Decoding | None = None
+    """How many sequences each becomes. null: that of the workload."""
+    sampling: OwnSampling | None = None
+    """How a model chooses their tokens, over what `executor.sampling` says. Real executors only."""
 
 
 class SharedPrefix(StrictModel):
@@ -182,6 +188,8 @@ class Workload(StrictModel):
     """What to do with a row of the trace that makes no sense; dropped rows are counted."""
     max_concurrency: Count | None = None
     """Requests in the system at a time; further ones wait outside. null: no limit."""
+    decoding: Decoding | None = None
+    """How many sequences each request becomes. null: one, or as many as the trace says (`n`)."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -190,3 +198,19 @@ class Workload(StrictModel):
                 "needs either trace or synthetic" + (", not both" if self.trace else "")
             )
         return self
+
+    @property
+    def decodings(self) -> dict[str, Decoding]:
+        """Every key that says how requests are decoded, and what it says."""
+        classes = self.synthetic.classes if self.synthetic else ()
+        found = {
+            f"synthetic.classes.{i}.decoding": one.decoding for i, one in enumerate(classes)
+        } | {"decoding": self.decoding}
+        return {key: decoding for key, decoding in found.items() if decoding is not None}
+
+    @property
+    def samplings(self) -> dict[str, OwnSampling]:
+        """Every key of a class that says how its tokens are chosen, and what it says."""
+        classes = self.synthetic.classes if self.synthetic else ()
+        found = {f"synthetic.classes.{i}.sampling": one.sampling for i, one in enumerate(classes)}
+        return {key: sampling for key, sampling in found.items() if sampling is not None}

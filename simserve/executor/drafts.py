@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 from simserve.types import Kind, StepPlan, TraceRequest
 
-__all__ = ["MadeUpDrafter", "accepted_with_probability"]
+__all__ = ["DraftWindow", "MadeUpDrafter"]
+
+
+class DraftWindow:
+    """Whether a drafter is run after a step: as in vLLM, for nobody if one comes near the end.
+
+    Args:
+        num_speculative_tokens: k, the longest draft.
+        max_model_len: tokens of a request, at most.
+    """
+
+    def __init__(self, num_speculative_tokens: int, max_model_len: int) -> None:
+        self._most = max_model_len - num_speculative_tokens
+        self._starts: dict[str, int] = {}
+        """Where each request stood in its last step, as a model runner knows it."""
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Whether k drafts of every request of the plan end within `max_model_len`."""
+        for request_id in plan.finished_ids:
+            self._starts.pop(request_id, None)
+        known, ends = self._starts, []
+        for request_id, start, count in zip(
+            plan.request_ids, plan.starts, plan.num_tokens, strict=True
+        ):
+            if plan.kinds.get(request_id) is not Kind.GHOST:  # the runner is not told of ghosts
+                known[request_id] = start
+            ends.append(known.get(request_id, 0) + count)
+        return max(ends) <= self._most
 
 
 class MadeUpDrafter:
@@ -36,10 +62,8 @@ class MadeUpDrafter:
         self._k = num_speculative_tokens
         self._accepted = accepted
         self._draft_len = draft_len
-        self._max_model_len = max_model_len
+        self._window = DraftWindow(num_speculative_tokens, max_model_len)
         self._num_output_tokens: dict[str, int] = {}
-        self._starts: dict[str, int] = {}
-        """Where each request stood in its last step, as a model runner knows it."""
 
     def add_request(self, request: TraceRequest) -> None:
         """A request was taken in."""
@@ -49,7 +73,6 @@ class MadeUpDrafter:
         """Tokens each request of the plan yields: accepted drafts and one more."""
         for request_id in plan.finished_ids:
             self._num_output_tokens.pop(request_id, None)
-            self._starts.pop(request_id, None)
         emitted = []
         for request_id, samples in zip(plan.request_ids, plan.samples, strict=True):
             count = 0
@@ -63,15 +86,7 @@ class MadeUpDrafter:
 
     def draft(self, plan: StepPlan, emitted: Sequence[int]) -> Mapping[str, Sequence[int]] | None:
         """New drafts per request, or None if the drafter is not run after this step."""
-        known = self._starts
-        for request_id, start in zip(plan.request_ids, plan.starts, strict=True):
-            if plan.kinds.get(request_id) is not Kind.GHOST:  # the runner is not told of ghosts
-                known[request_id] = start
-        ends = [
-            known.get(request_id, 0) + num_tokens
-            for request_id, num_tokens in zip(plan.request_ids, plan.num_tokens, strict=True)
-        ]
-        if max(ends) + self._k > self._max_model_len:
+        if not self._window.fits(plan):
             return None
         drafts: dict[str, Sequence[int]] = {}
         for request_id, count in zip(plan.request_ids, emitted, strict=True):
@@ -82,24 +97,3 @@ class MadeUpDrafter:
                 length = self._draft_len(request_id, so_far) if count else 0
             drafts[request_id] = (-1,) * length
         return drafts
-
-
-def accepted_with_probability(
-    probability: float, num_speculative_tokens: int, seed: int
-) -> Callable[[str, int], int]:
-    """Accept each draft with `probability`, up to the first that is not.
-
-    A draw depends on (seed, request id, tokens so far) alone, not on what else runs.
-    """
-    key = seed.to_bytes(8, "little")
-    size = 4 * num_speculative_tokens
-
-    def accepted(request_id: str, so_far: int) -> int:
-        stream = hashlib.shake_128(key + f"{so_far}:{request_id}".encode()).digest(size)
-        for i in range(num_speculative_tokens):
-            draw = int.from_bytes(stream[4 * i : 4 * i + 4], "little") / 2**32
-            if draw >= probability:
-                return i
-        return num_speculative_tokens
-
-    return accepted

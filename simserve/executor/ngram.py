@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 __all__ = ["NgramProposer", "ngram_propose"]
 
 
 def ngram_propose(
-    tokens: Sequence[int], min_n: int, max_n: int, max_model_len: int, k: int
+    tokens: ArrayLike, min_n: int, max_n: int, max_model_len: int, k: int
 ) -> list[int]:
     """Up to `k` tokens that followed the longest suffix of min_n…max_n tokens seen before.
 
@@ -18,38 +21,32 @@ def ngram_propose(
     >>> ngram_propose([1, 2, 3, 9, 1, 2], min_n=2, max_n=3, max_model_len=100, k=3)
     [3, 9, 1]
     """
-    total = len(tokens)
+    ids = np.asarray(tokens, dtype=np.int64)
+    total = len(ids)
     k = min(k, max_model_len - total)
     if total < min_n or k <= 0:
         return []
-    length, start = _earliest_longest_match(tokens, max_n)
+    length, end = _earliest_longest_match(ids, max_n)
     if length < min_n:
         return []
-    return list(tokens[start + length : start + length + k])
+    drafts: list[int] = ids[end : end + k].tolist()
+    return drafts
 
 
-def _earliest_longest_match(tokens: Sequence[int], max_n: int) -> tuple[int, int]:
-    """Length and place of the longest suffix (at most `max_n`) that also ends earlier.
+def _earliest_longest_match(ids: NDArray[np.int64], max_n: int) -> tuple[int, int]:
+    """Length of the longest suffix (at most `max_n`) that also ends earlier, and where it ends.
 
-    Knuth-Morris-Pratt on the reversed tokens: `border[i]` is the longest prefix of the reversed
-    sequence that ends at i, so a suffix of the sequence that begins at total - 1 - i.
+    The places that match are narrowed down token by token, from the last one backwards.
     """
-    backwards = tokens[::-1]
-    border = [0] * min(len(tokens), max_n)
-    best, place = 0, 0
-    matched = 0
-    for i in range(1, len(backwards)):
-        if matched == max_n:
-            matched = border[matched - 1]
-        while matched and backwards[matched] != backwards[i]:
-            matched = border[matched - 1]
-        if backwards[matched] == backwards[i]:
-            matched += 1
-        if i < len(border):
-            border[i] = matched
-        if matched and matched >= best:
-            best, place = matched, len(tokens) - 1 - i
-    return best, place
+    ends = np.flatnonzero(ids[:-1] == ids[-1]) + 1
+    length = 0
+    while len(ends):
+        length, found = length + 1, ends
+        if length == max_n:
+            break
+        ends = ends[ends > length]
+        ends = ends[ids[ends - 1 - length] == ids[-1 - length]]
+    return (length, int(found[0])) if length else (0, 0)
 
 
 class NgramProposer:
@@ -73,7 +70,7 @@ class NgramProposer:
         self.quirks = quirks
         self._kept: dict[int, list[int]] = {}
 
-    def propose(self, rows: Sequence[Sequence[int] | None]) -> list[list[int]]:
+    def propose(self, rows: Sequence[ArrayLike | None]) -> list[list[int]]:
         """Drafts of each batch row; None stands for a row that is not eligible and gets none."""
         eligible = [row for row, tokens in enumerate(rows) if tokens is not None]
         found = [

@@ -8,10 +8,11 @@ from operator import lt
 from typing import Protocol
 
 from simserve.errors import SimserveError
+from simserve.executor.draft_cost import DraftCost
 from simserve.protocols import CostModel, LoopCost
 from simserve.types import StepPlan, StepResult, StepRun, TraceRequest
 
-__all__ = ["Drafter", "SimulatedExecutor"]
+__all__ = ["Drafter", "SampledTokens", "SimulatedExecutor"]
 
 
 class Drafter(Protocol):
@@ -30,13 +31,33 @@ class Drafter(Protocol):
         ...
 
 
+class SampledTokens(Protocol):
+    """What choosing tokens costs, beyond what the cost model has of it."""
+
+    def add_request(self, request: TraceRequest) -> None:
+        """A request was taken in."""
+        ...
+
+    def price_s(self, plan: StepPlan, count: int) -> float:
+        """Time that it adds to each of `count` steps of a plan (s)."""
+        ...
+
+
 class SimulatedExecutor:
     """Answers at once; the engine sleeps until the priced end."""
 
-    def __init__(self, cost_model: CostModel, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        cost_model: CostModel,
+        drafter: Drafter | None = None,
+        sampling: SampledTokens | None = None,
+        draft_cost: DraftCost | None = None,
+    ) -> None:
         self._cost_model = cost_model
         self._loop = cost_model if isinstance(cost_model, LoopCost) else None
         self._drafter = drafter
+        self._sampling = sampling
+        self._draft_cost = draft_cost
         self._took_in = False
         self.single_steps = drafter is not None
 
@@ -44,6 +65,8 @@ class SimulatedExecutor:
         """A request was taken in."""
         if self._drafter is not None:
             self._drafter.add_request(request)
+        if self._sampling is not None:
+            self._sampling.add_request(request)
 
     def taken_in_s(self, request: TraceRequest, now_s: float) -> float:
         """When a request is taken in, if that begins at `now_s` (s)."""
@@ -61,6 +84,19 @@ class SimulatedExecutor:
         plan = run.plan
         self._took_in = False
         durations, parts = self._cost_model.price(run)
+        if self._sampling is not None:
+            sample_s = self._sampling.price_s(plan, run.count)
+            durations = [duration_s + sample_s for duration_s in durations]
+            parts = {**parts, "sample_s": sample_s}
+        emitted: Sequence[int] = plan.samples
+        drafts = None
+        if self._drafter is not None:
+            emitted = self._drafter.emit(plan)
+            drafts = self._drafter.draft(plan, emitted)
+            if self._draft_cost is not None:
+                draft_s = self._draft_cost.price_s(plan, emitted, drafts is not None)
+                durations = [duration_s + draft_s for duration_s in durations]
+                parts = {**parts, "draft_s": draft_s}
         gap_s = 0.0 if self._loop is None else self._loop.after_step_s(plan)
         if run.count == 1:
             starts_s, ends_s = [start_s], [start_s + durations[0]]
@@ -76,9 +112,4 @@ class SimulatedExecutor:
                 f"the cost model prices step {plan.step} ({plan.total_num_tokens} tokens) at "
                 f"{min(durations)!r} s: every step with tokens must take time"
             )
-        emitted: Sequence[int] = plan.samples
-        drafts = None
-        if self._drafter is not None:
-            emitted = self._drafter.emit(plan)
-            drafts = self._drafter.draft(plan, emitted)
         return StepResult(ends_s, parts, emitted, draft_tokens=drafts, gap_s=gap_s)

@@ -79,14 +79,21 @@ def validate(
 def simulated_twin(loaded: LoadedConfig, real: Mapping[str, Scalar]) -> LoadedConfig:
     """The configuration with a cost model in the place of the device.
 
-    The cost model is that of `executor.shadow`, or else `executor.cost`. The pool has as many
-    blocks as the real one, which may have taken them from free memory.
+    The cost model is that of `executor.cost`. The pool has as many blocks as the real one, which
+    may have taken them from free memory. Where the model verified drafts, they are made up with the
+    acceptance that was measured.
     """
     config, executor = loaded.config, loaded.config.executor
     assert isinstance(executor, Real)
-    cost = executor.shadow.cost if executor.shadow else executor.cost
     kv_cache = config.kv_cache.model_copy(update={"num_gpu_blocks": real["num_gpu_blocks"]})
-    update: dict[str, Any] = {"executor": Simulated(cost=cost), "kv_cache": kv_cache}
+    update: dict[str, Any] = {"executor": Simulated(cost=executor.cost), "kv_cache": kv_cache}
+    speculative = config.scheduler.speculative
+    if speculative is not None and executor.tokens == "sampled":
+        name = "spec_decode_conditional_acceptance_pos"
+        k = speculative.num_speculative_tokens
+        measured = tuple(float(real.get(f"{name}_{i}") or 0.0) for i in range(k))
+        made_up = speculative.model_copy(update={"acceptance": measured})
+        update["scheduler"] = config.scheduler.model_copy(update={"speculative": made_up})
     return replace(loaded, config=config.model_copy(update=update))
 
 
@@ -142,7 +149,7 @@ def _priced(steps: pa.Table) -> Iterator[Compared]:
 
 
 def _memory(real: Written) -> Iterator[Compared]:
-    """What is taken on the GPU, beside what `simserve capacity` expects."""
+    """The most that was taken on the GPU, beside what `simserve capacity` expects."""
     used = real.summary.get("executor.gpu_used_bytes")
     expected = real.summary.get("executor.estimated_gpu_memory_bytes")
     if isinstance(used, int) and isinstance(expected, int):

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from simserve.errors import SimserveError
+from simserve.metrics.outputs import Output
 from simserve.metrics.prefill_chunks import PrefillChunks, PrefillLog
 from simserve.metrics.prefix_note import SharingProbe
 from simserve.metrics.request_log import Outcome, RequestColumns, RequestLog
+from simserve.metrics.spec_decode import SpecDecode
 from simserve.metrics.step_log import StepColumns, StepLog
 from simserve.metrics.token_times import TokenLog, TokenTimes
+from simserve.metrics.unshared import unshared_blocks
 from simserve.protocols import StepRecord
 from simserve.types import Kind, Request, Status, StepPlan, TraceRequest
 from simserve.workload.prefix_tree import PrefixTree
@@ -44,7 +47,8 @@ class StepRows(NamedTuple):
 
 
 class RowSink(Protocol):
-    """Takes the rows of a run's two tables, each in order and whole groups but for the last."""
+    """Takes the rows of a run's tables, each in order; of requests and steps whole groups but for
+    the last."""
 
     def add_requests(self, rows: RequestRows) -> None:
         """`ROW_GROUP` requests that have all ended, or the last ones."""
@@ -52,6 +56,10 @@ class RowSink(Protocol):
 
     def add_steps(self, rows: StepRows) -> None:
         """`ROW_GROUP` steps, or the last ones."""
+        ...
+
+    def add_output(self, output: Output) -> None:
+        """What a request was given by a model; it has ended."""
         ...
 
 
@@ -71,9 +79,15 @@ class RunData:
     prefills: PrefillChunks
     num_gpu_blocks: int
     enable_prefix_caching: bool
+    num_stopped: int
+    """Requests that a token ended, before they had as many as they might."""
     num_ghosts: int
     num_resumed: int
     prefix_cache_note: str | None
+    spec_decode: SpecDecode
+    max_unshared_blocks: int
+    """Most blocks that the requests of one step would have filled if they had shared none; counted
+    from the first request on that is one of a group."""
 
     @property
     def start_s(self) -> float:
@@ -113,7 +127,9 @@ class RunRecorder:
         self._requests = RequestLog(row_group)
         self._steps = StepLog(decode_threshold)
         self._tokens = TokenLog()
-        self._probe = SharingProbe(block_size) if enable_prefix_caching else None
+        self._probe = None
+        if enable_prefix_caching:
+            self._probe = SharingProbe(block_size, shares_prefixes)
         # Without anything to share, a tree of all prompts would only take memory.
         self._prefixes = PrefixTree(block_size) if shares_prefixes else None
         self._num_lookups = 0
@@ -123,8 +139,12 @@ class RunRecorder:
         self._prefills = PrefillLog()
         self._behind: dict[str, int] = {}
         """Preempted requests: how many tokens they had computed before."""
+        self._num_stopped = 0
+        self._spec_decode = SpecDecode()
         self._num_ghosts = 0
         self._num_resumed = 0
+        self._block_size = block_size
+        self._max_unshared_blocks = 0
         self._ended: tuple[str, float] | None = None
         self._note: str | None = None
 
@@ -157,6 +177,11 @@ class RunRecorder:
         step = self._steps.num_steps
         num_emitted = record.output.num_emitted
         self._steps.add(record)
+        if plan.draft_tokens or record.result.draft_tokens is not None:
+            self._spec_decode.add(record)
+        if self._requests.has_groups:
+            unshared = unshared_blocks(record.run, self._block_size)
+            self._max_unshared_blocks = max(self._max_unshared_blocks, unshared)
         if plan.kinds or plan.preempted_ids or self._behind:
             self._admissions(plan, count, step, record.scheduled_at_s)
         if plan.kinds or self._prefills.open:
@@ -220,9 +245,12 @@ class RunRecorder:
             prefills=rest.prefills,
             num_gpu_blocks=self._num_gpu_blocks,
             enable_prefix_caching=self._enable_prefix_caching,
+            num_stopped=self._num_stopped,
             num_ghosts=self._num_ghosts,
             num_resumed=self._num_resumed,
             prefix_cache_note=note,
+            spec_decode=self._spec_decode,
+            max_unshared_blocks=self._max_unshared_blocks,
         )
 
     def _hand_out(self, sink: RowSink) -> None:
@@ -306,6 +334,7 @@ class RunRecorder:
     def _end(self, requests: Sequence[Request], outcome: Outcome, now_s: float) -> None:
         for request in requests:
             reason, num_cached = request.finish_reason, request.num_cached_tokens
+            self._num_stopped += request.status is Status.FINISHED_STOPPED
             self._requests.end(request.request_id, outcome, reason, now_s, num_cached)
         self._forget([request.request_id for request in requests])
 

@@ -56,7 +56,10 @@ class RequestColumns:
     priority: NDArray[np.int64]
     turn: NDArray[np.int64]
     outcome: NDArray[np.int64]
+    group_code: NDArray[np.int64]
+    """Equal for the requests of one group, in the order of first requests; -1: it is in none."""
     sessions: list[str | None]
+    groups: list[str | None]
     finish_reasons: list[str | None]
     errors: dict[int, str]
     """Why a request was rejected, by row."""
@@ -78,14 +81,21 @@ class RequestColumns:
         }
         names = pieces[-1].class_names
         return cls(
-            request_ids=[], class_names=names, sessions=[], finish_reasons=[], errors={}, **arrays
+            request_ids=[],
+            class_names=names,
+            sessions=[],
+            groups=[],
+            finish_reasons=[],
+            errors={},
+            **arrays,
         )
 
 
 ARRAYS = tuple(
     field.name
     for field in fields(RequestColumns)
-    if field.name not in ("request_ids", "class_names", "sessions", "finish_reasons", "errors")
+    if field.name
+    not in ("request_ids", "class_names", "sessions", "groups", "finish_reasons", "errors")
 )
 """Names of the columns that are arrays."""
 
@@ -110,6 +120,7 @@ class Number(IntEnum):
     TURN = 5
     OUTCOME = 6
     COMMON_PREFIX = 7
+    GROUP = 8
 
 
 # Plain numbers: an enum's member costs more to use as one.
@@ -139,6 +150,8 @@ class RequestLog:
         """By row, as `recomputed_tokens`."""
         self._ids: list[str] = []
         self._sessions: list[str | None] = []
+        self._groups: list[str | None] = []
+        self._group_codes: dict[str, int] = {}
         self._reasons: list[str | None] = []
         self._errors: dict[int, str] = {}
         self._classes: dict[str, int] = {}
@@ -147,6 +160,11 @@ class RequestLog:
 
     def __len__(self) -> int:
         return self.num_taken + len(self._ids)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether some request so far is one of a group."""
+        return bool(self._group_codes)
 
     def add(
         self, request: TraceRequest, prompt_len: int, queued_s: float, common_prefix: int = -1
@@ -169,7 +187,10 @@ class RequestLog:
         class_code = self._classes.setdefault(request.class_, len(self._classes))
         lengths = (prompt_len, request.output_len)
         place = (request.priority, request.turn)
-        self._numbers.extend((class_code, *lengths, -1, *place, _QUEUED, common_prefix))
+        group, codes = request.group, self._group_codes
+        self._groups.append(group)
+        group_code = -1 if group is None else codes.setdefault(group, len(codes))
+        self._numbers.extend((class_code, *lengths, -1, *place, _QUEUED, common_prefix, group_code))
 
     def scheduled(self, request_id: str, time_s: float) -> None:
         """A request was admitted for the first time; nothing if it has ended since."""
@@ -229,7 +250,7 @@ class RequestLog:
         taken = self._columns(count)
         self.num_taken += count
         self._taken.append(RequestColumns.joined([taken]))
-        for column in (self._ids, self._sessions, self._reasons):
+        for column in (self._ids, self._sessions, self._groups, self._reasons):
             del column[:count]
         del self._seconds[: count * _NUM_SECONDS], self._numbers[: count * _NUM_NUMBERS]
         self._errors = {
@@ -269,7 +290,9 @@ class RequestLog:
             priority=numbers[Number.PRIORITY],
             turn=numbers[Number.TURN],
             outcome=numbers[Number.OUTCOME],
+            group_code=numbers[Number.GROUP],
             sessions=self._sessions[:count],
+            groups=self._groups[:count],
             finish_reasons=self._reasons[:count],
             errors={place: error for place, error in self._errors.items() if place < count},
         )

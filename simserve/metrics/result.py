@@ -31,6 +31,8 @@ class RunFacts:
     warnings: tuple[str, ...] = ()
     repetitions: tuple[Mapping[str, Scalar], ...] = field(default=(), repr=False)
     """The summaries of all repetitions if there were several; the tables are the first's."""
+    choices: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    """The sequences that were returned to users, where several were ranked."""
 
     def with_tables(self, requests_table: pa.Table, steps_table: pa.Table) -> RunResult:
         """The same with tables."""
@@ -40,6 +42,7 @@ class RunFacts:
             env=self.env,
             warnings=self.warnings,
             repetitions=self.repetitions,
+            choices=self.choices,
             requests_table=requests_table,
             steps_table=steps_table,
         )

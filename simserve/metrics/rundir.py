@@ -4,6 +4,8 @@
     requests.parquet  one row a request              run.png      the picture, if there is one
     steps.parquet     one row a step                 config.yaml  the resolved configuration
     env.json          versions and machine
+    outputs.parquet   one row a request with the tokens that a model has chosen, if they were kept
+    choices.json      the sequences that were ranked best, of beams or of several, if they were real
 
 A directory is written under a temporary name beside its place, its tables while the run goes on,
 and renamed when it is complete.
@@ -32,6 +34,7 @@ __all__ = ["PICTURE", "NewRun", "RunParts", "new_run", "read_parts", "read_run",
 
 SUMMARY = "summary.json"
 PICTURE = "run.png"
+CHOICES = "choices.json"
 
 
 def write_run(
@@ -92,6 +95,8 @@ class NewRun:
                 _write_json(folder / f"run={number}.json", dict(repetition))
             (folder / "config.yaml").write_text(facts.config, encoding="utf-8", newline="\n")
             _write_json(folder / "env.json", {**facts.env, "warnings": list(facts.warnings)})
+            if facts.choices:
+                _write_json(folder / CHOICES, list(facts.choices))
 
     def result(self, facts: RunFacts) -> RunResult:
         """The run with its tables, read back."""
@@ -124,6 +129,7 @@ def read_run(path: str | Path) -> RunResult:
     """
     path = Path(path)
     summary, env = _read_summary(path), _read_env(path / "env.json")
+    choices = path / CHOICES
     repetitions = sorted(path.glob("run=*.json"), key=lambda file: (len(file.name), file.name))
     return RunResult(
         summary_dict=summary,
@@ -133,6 +139,7 @@ def read_run(path: str | Path) -> RunResult:
         warnings=tuple(env.pop("warnings", ())),
         env=env,
         repetitions=tuple(_read_json(file) for file in repetitions),
+        choices=tuple(_read_json(choices)) if choices.is_file() else (),
     )
 
 

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from simserve.errors import SimserveError
 from simserve.metrics import load, quantiles
 from simserve.metrics.goodput import Attainment
+from simserve.metrics.groups import Groups
 from simserve.metrics.latency import Latencies, View, sample, whole_run, window
 from simserve.metrics.options import MetricOptions, RunInfo, Scalar
+from simserve.metrics.quantiles import Sample
 from simserve.metrics.recorder import RunData
 from simserve.metrics.request_log import Outcome
 
@@ -49,8 +51,10 @@ def summarise(data: RunData, info: RunInfo, options: MetricOptions) -> Summary:
     summary |= _arrivals(data)
     summary |= _load(data, data.start_s, data.end_s)
     summary |= _scheduler(data)
+    summary |= data.spec_decode.summary(float(data.steps.duration_s.sum()))
     summary |= _cache(data)
     summary |= _classes(data, latencies, options, view, "")
+    summary |= _groups(data, options)
     summary |= _window(data, latencies, options)
     return summary | dict(info.extra)
 
@@ -67,6 +71,7 @@ def _outcomes(data: RunData) -> Summary:
         raise SimserveError(f"{injected} requests were injected, but outcomes are {count}")
     return {
         "completed": count[Outcome.COMPLETED],
+        "completed_by_stop": data.num_stopped,
         "failed": count[Outcome.REJECTED] + count[Outcome.ABORTED],
         "rejected": count[Outcome.REJECTED],
         "aborted": count[Outcome.ABORTED],
@@ -125,19 +130,26 @@ def _attainment(data: RunData, attainment: Attainment, view: View) -> Summary:
 
 
 def _latencies(data: RunData, latencies: Latencies, options: MetricOptions, view: View) -> Summary:
-    """`{mean,median,std,p50,…}_{metric}_ms`, and how many requests have no TPOT."""
-    asked = options.all_percentiles
+    """The statistics of each metric, and how many requests have no TPOT."""
     summary: Summary = {}
     for metric in options.percentile_metrics:
-        values = sample(data, latencies, metric, view).scaled(1000.0)
-        found = quantiles.percentiles(values, [50.0, *asked])
-        summary[f"mean_{metric}_ms"] = quantiles.mean(values)
-        summary[f"median_{metric}_ms"] = found[0]
-        summary[f"std_{metric}_ms"] = quantiles.std(values)
-        for percentile, value in zip(asked, found[1:], strict=True):
-            summary[f"{percentile_key(percentile)}_{metric}_ms"] = value
+        summary |= _statistics(sample(data, latencies, metric, view), metric, options)
     undefined = _completed(data, view) & np.isnan(latencies.tpot)
     summary["tpot_undefined"] = int(undefined.sum())
+    return summary
+
+
+def _statistics(seconds: Sample, metric: str, options: MetricOptions) -> Summary:
+    """`{mean,median,std,p50,…}_{metric}_ms`."""
+    values, asked = seconds.scaled(1000.0), options.all_percentiles
+    found = quantiles.percentiles(values, [50.0, *asked])
+    summary: Summary = {
+        f"mean_{metric}_ms": quantiles.mean(values),
+        f"median_{metric}_ms": found[0],
+        f"std_{metric}_ms": quantiles.std(values),
+    }
+    for percentile, value in zip(asked, found[1:], strict=True):
+        summary[f"{percentile_key(percentile)}_{metric}_ms"] = value
     return summary
 
 
@@ -177,6 +189,7 @@ def _scheduler(data: RunData) -> Summary:
     free = steps.num_free_blocks
     usage = load.kv_cache_usage(data)
     summary: Summary = {
+        "max_num_running": int(steps.num_running.max()) if num_steps else None,
         "max_kv_cache_usage": float(usage.max()) if num_steps else None,
         "min_free_blocks": int(free.min()) if num_steps else None,
         "num_gpu_blocks": data.num_gpu_blocks,
@@ -231,6 +244,29 @@ def _classes(
         facts |= _latencies(data, latencies, options, part)
         summary |= {f"{prefix}class.{name}.{key}": value for key, value in facts.items()}
     return summary
+
+
+def _groups(data: RunData, options: MetricOptions) -> Summary:
+    """Requests of users that were several of the engine, if there are any, and what they took."""
+    groups = Groups.of(data)
+    if groups is None:
+        return {}
+    steps, duration = data.steps, data.end_s - data.start_s
+    facts: Summary = {
+        "num_prompts": len(groups.completed),
+        "completed": int(groups.completed.sum()),
+        "request_throughput": _rate(int(groups.completed.sum()), duration),
+        "mean_num_requests": float(groups.num_requests.mean()),
+    }
+    for metric in ("ttft", "e2el"):
+        facts |= _statistics(groups.sample(metric), metric, options)
+    return {f"group.{key}": value for key, value in facts.items()} | {
+        "num_computed_tokens": int(steps.num_tokens.sum()),
+        "max_kv_blocks": int(data.num_gpu_blocks - 1 - steps.num_free_blocks.min())
+        if steps.num_steps
+        else None,
+        "max_unshared_kv_blocks": data.max_unshared_blocks,
+    }
 
 
 def _window(data: RunData, latencies: Latencies, options: MetricOptions) -> Summary:

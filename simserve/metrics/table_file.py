@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simserve.errors import RunDirectoryError
+from simserve.metrics.outputs import Output, outputs_table
 from simserve.metrics.recorder import ROW_GROUP, RequestRows, StepRows
 from simserve.metrics.tables import requests_table, steps_table
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["REQUESTS", "STEPS", "TableFile", "TableFiles"]
 
-REQUESTS, STEPS = "requests.parquet", "steps.parquet"
+REQUESTS, STEPS, OUTPUTS = "requests.parquet", "steps.parquet", "outputs.parquet"
+_OUTPUTS_AT_A_TIME = 1024
 
 
 class TableFile:
@@ -82,15 +84,17 @@ class TableFile:
 
 
 class TableFiles:
-    """The two tables of a run, as files in a folder (protocol `RowSink`).
+    """The tables of a run, as files in a folder (protocol `RowSink`).
 
-    `save_detailed`: with every gap between tokens.
+    `save_detailed`: with every gap between tokens, and with the tokens that a model has chosen.
     """
 
     def __init__(self, folder: Path, save_detailed: bool) -> None:
         self._save_detailed = save_detailed
         self._requests = TableFile(folder / REQUESTS)
         self._steps = TableFile(folder / STEPS)
+        self._outputs = TableFile(folder / OUTPUTS)
+        self._new_outputs: list[Output] = []
 
     def write(self, requests: pa.Table, steps: pa.Table) -> None:
         """Write whole tables."""
@@ -105,10 +109,24 @@ class TableFiles:
         """Append steps."""
         self._steps.write(steps_table(rows))
 
+    def add_output(self, output: Output) -> None:
+        """Append what a request was given."""
+        if self._save_detailed:
+            self._new_outputs.append(output)
+            if len(self._new_outputs) == _OUTPUTS_AT_A_TIME:
+                self._write_outputs()
+
     def close(self) -> None:
         """All rows are there."""
         self._requests.close()
         self._steps.close()
+        if self._new_outputs:
+            self._write_outputs()
+        self._outputs.close()
+
+    def _write_outputs(self) -> None:
+        self._outputs.write(outputs_table(self._new_outputs))
+        self._new_outputs.clear()
 
 
 def _union(first: pa.Schema, second: pa.Schema) -> pa.Schema:

@@ -40,6 +40,7 @@ def requests_table(data: RunData | RequestRows, save_detailed: bool = False) -> 
         "class": named(classes, requests.class_code),
         "session": strings(requests.sessions),
         "turn": numbers(requests.turn),
+        "group": strings(requests.groups),
         "priority": numbers(requests.priority),
         "status": named(names, requests.outcome),
         "finish_reason": strings(requests.finish_reasons),

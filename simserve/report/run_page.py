@@ -58,6 +58,14 @@ SHARES = {
     "max_kv_cache_usage": "of KV blocks in use at most",
     "prefix_cache_hit_rate": "of tokens looked up were in the prefix cache",
 }
+GROUP_TILES = {
+    "group.completed": "requests of users completed",
+    "group.mean_num_requests": "requests of the engine each, mean",
+    "max_num_running": "sequences at a time at most",
+    "num_computed_tokens": "tokens computed",
+    "max_kv_blocks": "KV blocks in use at most",
+    "max_unshared_kv_blocks": "KV blocks at most, if none were shared",
+}
 COLOURS = {
     Part.ARRIVING: 6,
     Part.QUEUED: 1,
@@ -85,6 +93,8 @@ def run_page(runs: Mapping[str, RunResult]) -> str:
     if len(runs) == 2:
         _against(page, *runs.values())
     _latencies(page, run)
+    if "group.num_prompts" in summary:
+        _groups(page, summary)
     page.heading("The engine over time")
     page.charts(load_charts(run), "pairs")
     _requests(page, run)
@@ -113,6 +123,8 @@ def _subtitle(run: RunResult) -> str:
 
 def _tiles(page: Page, summary: Mapping[str, Scalar]) -> None:
     tiles = {f"of {shown(summary['num_prompts'])} requests completed": shown(summary["completed"])}
+    if stopped := summary.get("completed_by_stop"):
+        tiles["of them ended by a token"] = shown(stopped)
     for key, (form, name) in TILES.items():
         if summary.get(key) is not None:
             tiles[name] = form.format(shown(summary[key]))
@@ -135,6 +147,17 @@ def _latencies(page: Page, run: RunResult) -> None:
                 rows.append([title, name, *values])
     page.charts(distribution_charts(run))
     page.table(["latency (ms)", "requests", *STATISTICS], rows)
+
+
+def _groups(page: Page, summary: Mapping[str, Scalar]) -> None:
+    """Requests of users that were several of the engine."""
+    page.heading("Requests of several sequences")
+    page.tiles({name: shown(summary[key]) for key, name in GROUP_TILES.items()})
+    rows = [
+        [METRICS[metric], *(summary.get(f"group.{s}_{metric}_ms") for s in STATISTICS)]
+        for metric in ("ttft", "e2el")
+    ]
+    page.table(["latency (ms)", *STATISTICS], rows)
 
 
 def _against(page: Page, real: RunResult, simulated: RunResult) -> None:

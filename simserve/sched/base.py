@@ -13,6 +13,7 @@ from simserve.sched.cohort import Cohort
 from simserve.sched.params import SchedulerParams
 from simserve.sched.queues import make_queue
 from simserve.types import (
+    FinishReason,
     Kind,
     Lookups,
     Request,
@@ -23,6 +24,9 @@ from simserve.types import (
 )
 
 __all__ = ["BaseScheduler"]
+
+_BY_LENGTH = (Status.FINISHED_LENGTH_CAPPED, "length")
+_BY_STOP = (Status.FINISHED_STOPPED, "stop")
 
 
 class BaseScheduler:
@@ -191,8 +195,13 @@ class BaseScheduler:
     # -- its outcome -----------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult) -> StepOutput:
-        """Append the tokens of a step that has run; end the requests that have all they wanted."""
-        emitted = list(result.num_emitted)
+        """Append the tokens of a step that has run; end the requests that have all they wanted.
+
+        Of what ends a request length comes first: one whose last token is also a stop ends by it.
+        """
+        emitted, stops = list(result.num_emitted), result.stops
+        if stops:
+            self.dissolve_cohort()
         is_sampled = result.num_emitted is plan.samples
         first, finished = self._update_cohort(emitted, is_sampled)
         num_ended = len(finished)
@@ -206,7 +215,9 @@ class BaseScheduler:
                 # Rejected drafts were counted as computed; without any token, not even one is kept.
                 request.num_computed_tokens -= len(drafts) - (num_tokens - 1)
             if num_tokens:
-                room = request.stop_len - request.num_tokens
+                room, status = request.stop_len - request.num_tokens, _BY_LENGTH
+                if stops and stops.get(request.request_id, room) < room:
+                    room, status = stops[request.request_id], _BY_STOP
                 if num_tokens >= room:
                     num_tokens = emitted[i] = max(1, room)
                 request.num_tokens += num_tokens
@@ -214,7 +225,7 @@ class BaseScheduler:
                     self._token_appended(request, num_tokens)
                 if num_tokens >= room:
                     finished.append(request)
-                    self._finish_by_length(request)
+                    self._finish_with_all(request, status)
         if len(finished) > num_ended:
             self.running = [r for r in self.running if r.status is Status.RUNNING]
         if result.draft_tokens is not None:
@@ -235,7 +246,7 @@ class BaseScheduler:
         self._num_in_cohort = 0
         finished = self.cohort.update(self.running)
         for request in finished:
-            self._finish_by_length(request)
+            self._finish_with_all(request, _BY_LENGTH)
         return count, finished
 
     def _take_drafts(self, draft_tokens: Mapping[str, Sequence[int]]) -> None:
@@ -249,7 +260,7 @@ class BaseScheduler:
     def _token_appended(self, request: Request, num_tokens: int) -> None:
         """Called if the class plans ahead of the tokens: one it planned with is known now."""
 
-    def _finish_by_length(self, request: Request) -> None:
+    def _finish_with_all(self, request: Request, how: tuple[Status, FinishReason]) -> None:
         if request.status == Status.PREEMPTED:
             self.waiting.remove(request)
-        self._finish(request, Status.FINISHED_LENGTH_CAPPED, "length")
+        self._finish(request, *how)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from simserve.errors import TraceError
 from simserve.protocols import Workload
-from simserve.types import TraceRequest
+from simserve.types import TraceRequest, output_segment
 from simserve.workload.sessions import Session
 
-__all__ = ["ConcurrencyCap", "OpenLoop", "Sessions", "Source"]
+__all__ = ["ConcurrencyCap", "OpenLoop", "OwnOutputs", "OwnSampling", "Sessions", "Source"]
 
 
 class Source(Workload, Protocol):
@@ -219,3 +219,56 @@ class ConcurrencyCap:
         """A request in flight ended at `now_s` and leaves its slot."""
         self._freed_s.append(now_s)
         self._workload.finished(request_id, now_s, completed)
+
+
+class OwnOutputs:
+    """A workload whose requests put out tokens of their own, whatever the trace says of them.
+
+    What a model chooses is not what was recorded: it must not be taken for it in a prefix cache.
+    """
+
+    def __init__(self, workload: Source) -> None:
+        self._workload = workload
+        self.next_arrival = workload.next_arrival
+        self.finished = workload.finished
+
+    @property
+    def num_requests(self) -> int | None:
+        """That of the workload inside."""
+        return self._workload.num_requests
+
+    def take(self) -> TraceRequest:
+        """The next request. Raises IndexError as the workload inside does."""
+        request = self._workload.take()
+        if request.output is None:
+            return request
+        # A first sibling speaks for the request that it is part of, and later turns quote that.
+        speaks_for = request.group if request.group and not request.sibling else None
+        output = ((output_segment(speaks_for), request.output_len),) if speaks_for else None
+        return replace(request, output=output)
+
+
+class OwnSampling:
+    """A workload whose requests say by their class how their tokens are chosen.
+
+    What a request says itself stands over it.
+    """
+
+    def __init__(self, workload: Source, by_class: Mapping[str, Mapping[str, Any]]) -> None:
+        self._workload = workload
+        self._by_class = by_class
+        self.next_arrival = workload.next_arrival
+        self.finished = workload.finished
+
+    @property
+    def num_requests(self) -> int | None:
+        """That of the workload inside."""
+        return self._workload.num_requests
+
+    def take(self) -> TraceRequest:
+        """The next request. Raises IndexError as the workload inside does."""
+        request = self._workload.take()
+        of_class = self._by_class.get(request.class_)
+        if of_class is None:
+            return request
+        return replace(request, sampling={**of_class, **(request.sampling or {})})

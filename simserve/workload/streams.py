@@ -21,6 +21,7 @@ class Stream(IntEnum):
     NUM_TURNS = 6
     THINK_TIME = 7
     TIES = 8
+    DECODING = 9
 
 
 def generator(seed: int, stream: Stream, index: int = 0) -> np.random.Generator:

@@ -30,6 +30,7 @@ __all__ = [
     "spread_ties_s",
     "time_slice",
     "truncate_to",
+    "with_output_len",
     "without_lost_parents",
 ]
 
@@ -118,7 +119,7 @@ def output_len_multiplier(
     for request in requests:
         target = _scaled(request.output_len, multiplier)
         counts["output_len_multiplier"] += target != request.output_len
-        yield _with_output_len(request, target)
+        yield with_output_len(request, target)
 
 
 def truncate_to(requests: Requests, limit: int, counts: Counts) -> Iterator[TraceRequest]:
@@ -144,7 +145,7 @@ def max_osl(requests: Requests, limit: int, counts: Counts) -> Iterator[TraceReq
     for request in requests:
         if request.output_len > limit:
             counts["max_osl"] += 1
-            request = _with_output_len(request, limit)
+            request = with_output_len(request, limit)
         yield request
 
 
@@ -201,7 +202,8 @@ def _with_prompt_len(request: TraceRequest, target: int) -> TraceRequest:
     )
 
 
-def _with_output_len(request: TraceRequest, target: int) -> TraceRequest:
+def with_output_len(request: TraceRequest, target: int) -> TraceRequest:
+    """A request that generates `target` tokens: its first ones, or further ones of its own."""
     output = request.output
     if output is not None:
         filler = f"{request.request_id}/longer-output"

@@ -168,3 +168,25 @@ def test_a_step_that_is_no_shape_is_an_error() -> None:
     assert outcome.stderr == (
         "--case 64x1: '64x1' is not [N*]Q[@K], such as 64*1@2048, 8192 or 2048@30720\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "lama-3.1-8b"), "--model: no model preset is called 'lama-3.1-8b' (did you"),
+        (("--model", "absent/config.json"), "--model: absent/config.json: cannot read this config"),
+        (("--device", "gpu"), "--device: 'gpu' is not one of cuda, cpu"),
+        (("-o", "executor.kv_layout=hnd"), "-o executor.kv_layout=hnd: executor.kv_layout: 'hnd' "),
+        (
+            ("--device", "cpu", "-o", "executor.max_logprobs=4"),
+            "simserve bench step: executor.tokens: log-probabilities are those of tokens that the",
+        ),
+    ],
+)
+def test_mistakes_in_options_of_a_step_name_the_option(
+    arguments: tuple[str, str], message: str
+) -> None:
+    outcome = invoke("step", "--case", "8", *arguments)
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith(message)
+    assert len(outcome.stderr.splitlines()) == 1

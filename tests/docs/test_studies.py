@@ -18,6 +18,7 @@ CONFIGS = ROOT / "configs" / "studies"
 PAGES = sorted((ROOT / "docs" / "studies").glob("*.md"))
 NOTEBOOKS = ROOT / "notebooks" / "studies"
 NO_CONFIGURATION = {"long_prefill_recorded", "decode_kernels", "flash_time", "flash_counters"}
+NO_CONFIGURATION |= {"sampling_errors"}
 """Tables of what was recorded or measured elsewhere."""
 
 

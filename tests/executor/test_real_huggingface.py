@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,9 +14,11 @@ transformers = pytest.importorskip("transformers", reason="the models need '.[te
 
 
 from simserve.config.presets import load_decoder_shape  # noqa: E402
+from simserve.executor.real.batch import build_batch  # noqa: E402
 from simserve.executor.real.rotary import inverse_frequencies  # noqa: E402
 from simserve.executor.real.weights import load_decoder  # noqa: E402
 from tests.executor.decoders import FAMILIES, TINY, ContiguousAttention, tiny_config  # noqa: E402
+from tests.executor.served import Schedule, open_machine  # noqa: E402
 
 NUM_TOKENS = 60
 
@@ -92,6 +95,32 @@ def test_logits_in_bfloat16(family: str, device: str, tmp_path: Path) -> None:
     error = relative_error(our_logits(tmp_path, token_ids, torch.bfloat16), exact)
     assert error <= 1e-2
     assert error <= 1.2 * relative_error(theirs, exact)
+
+
+def paged_logits(folder: Path, token_ids: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Logits of all tokens: most of them computed in a prefill, the last in decodes."""
+    schedule = Schedule(max_num_batched_tokens=NUM_TOKENS, max_num_seqs=2)
+    shape = load_decoder_shape({"config": str(folder)})
+    machine = open_machine(shape, schedule, device="cuda", dtype=dtype, weights=folder)
+    blocks = [5, 2, 9, 4]
+    machine.rows.admit({"one": blocks}, [token_ids.cpu().numpy().astype(np.int32)])
+    row, parts = machine.rows.of["one"], []
+    for start, count in [(0, NUM_TOKENS - 3), *((NUM_TOKENS - i, 1) for i in (3, 2, 1))]:
+        inputs, batch = machine.runner._send(build_batch([row], [start], [count], [count]))
+        parts.append(machine.forward.logits(inputs, batch, None))
+    return torch.cat(parts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_logits_over_the_paged_cache(family: str, tmp_path: Path) -> None:
+    """The whole of it: Triton kernels, block table, slots."""
+    save_model(tmp_path, tiny_config(family, num_hidden_layers=2, head_dim=64), std=0.04)
+    token_ids = random_prompt("cuda")
+    for name, limit in (("float32", 1e-5), ("bfloat16", 1e-2)):
+        weights = getattr(torch, name)
+        expected = hugging_face_logits(tmp_path, token_ids, weights, torch.float32)
+        assert relative_error(paged_logits(tmp_path, token_ids, name), expected) <= limit
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

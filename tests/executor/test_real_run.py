@@ -106,7 +106,6 @@ GROUPS = "kv_cache.groups=[{type: full}, {type: sliding_window, window: 8}]"
     ("overrides", "path"),
     [
         ([GROUPS], "kv_cache.groups"),
-        (["executor.tokens=sampled", SPECULATIVE], "executor.tokens"),
         (["executor.tokens=sampled", "scheduler.policy=priority"], "executor.tokens"),
     ],
 )

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from simserve.errors import CapacityError, ConfigError  # noqa: E402
 from simserve.executor.real.decoder_shape import DecoderShape  # noqa: E402
+from simserve.executor.real.memory import free_host_bytes  # noqa: E402
 from simserve.executor.real.model import Decoder  # noqa: E402
 from simserve.executor.real.parameters import decoder_parameters  # noqa: E402
 from simserve.executor.real.weights import load_decoder, torch_dtype  # noqa: E402
@@ -76,6 +77,34 @@ def test_weights_that_no_memory_holds() -> None:
         load(shape=shape(vocab_size=2**40))
 
 
+@pytest.mark.parametrize("free_gib", [0.0, 1.0])
+def test_weights_are_compared_with_the_memory_there_is(
+    monkeypatch: pytest.MonkeyPatch, free_gib: float
+) -> None:
+    """An operating system promises more than it has, and ends the process that writes to it."""
+    free = int(free_gib * 2**30)
+    monkeypatch.setattr("simserve.executor.real.weights.free_host_bytes", lambda: free)
+    if free_gib:
+        load()
+        return
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: pytest.fail("allocated all the same"))
+    with pytest.raises(CapacityError) as error:
+        load(shape=shape(vocab_size=2_000_000))
+    assert str(error.value) == (
+        "the weights of tiny take 1.0 GiB, more than cpu has free (0.0 GiB); "
+        "end what else uses its memory, or take a smaller model"
+    )
+
+
+def test_free_memory_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = free_host_bytes()
+    assert free is None or 2**20 < free < 2**50
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "MemFree: 1 kB\nMemAvailable: 7 kB\n")
+    assert free_host_bytes() == 7 * 1024
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "")
+    assert free_host_bytes() is None
+
+
 def checkpoint(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
     """A checkpoint of the tiny shape, after `change` has had its way with the tensors."""
     save_file = pytest.importorskip("safetensors.torch").save_file
@@ -109,6 +138,17 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
         "model.layers.0.self_attn.q_proj.bias is missing; lm_head.weight is missing; "
         "model.norm.weight is [65], not [64]; "
         "model.layers.0.self_attn.o_proj.bias is not a part of this model"
+    )
+
+
+def test_only_floating_point_weights_are_taken(tmp_path: Path) -> None:
+    norm, head = "model.norm.weight", "lm_head.weight"
+    more = {norm: torch.ones(64, dtype=torch.int32), head: torch.ones(500, 64).bfloat16()}
+    with pytest.raises(ConfigError) as error:
+        load(weights=checkpoint(tmp_path, lambda tensors: tensors.update(more)))
+    assert str(error.value).endswith(
+        f"{tmp_path}: these weights do not fit the model's config: "
+        f"{norm} in model.safetensors is I32, not one of F64, F32, F16, BF16"
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from simserve.api import Written, run
+from simserve.config.dump import dump_config
 from simserve.config.executor import FormulaCost, RooflineCost, Simulated
 from simserve.config.loader import LoadedConfig, load_config
 from simserve.fidelity.percentile_table import compare_runs
@@ -64,12 +66,18 @@ def test_the_twin_differs_in_nothing_but_the_executor_and_has_the_real_pool() ->
     assert twin.model_copy(update=same) == loaded.config
 
 
-def test_the_cost_model_is_the_shadow_s_if_there_is_one() -> None:
-    formula = {"kind": "formula", "base_s": 0.5}
-    real = {"num_gpu_blocks": 9}
-    assert simulated_twin(config(cost=formula), real).config.executor.cost.kind == "formula"
-    twin = simulated_twin(config(cost={"kind": "roofline"}, shadow={"cost": formula}), real)
-    assert twin.config.executor.cost == FormulaCost(kind="formula", base_s=0.5)
+def test_the_cost_model_is_the_shadow_s_if_no_other_is_named() -> None:
+    formula, other = ({"kind": "formula", "base_s": s} for s in (0.5, 0.25))
+    for executor, base_s in (
+        ({"cost": formula}, 0.5),
+        ({"shadow": {"cost": formula}}, 0.5),
+        ({"shadow": {"cost": formula}, "cost": other}, 0.25),
+    ):
+        loaded = config(**executor)
+        twin = simulated_twin(loaded, {"num_gpu_blocks": 9}).config
+        assert twin.executor.cost == FormulaCost(kind="formula", base_s=base_s)
+        again = load_config(yaml.safe_load(dump_config(loaded.config)))
+        assert simulated_twin(again, {"num_gpu_blocks": 9}).config.executor == twin.executor
 
 
 def test_both_results_and_their_difference_are_written(tmp_path: Path) -> None:

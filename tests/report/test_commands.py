@@ -74,3 +74,16 @@ def test_mistakes_are_one_line(words: list[str], said: str, run: Path) -> None:
     assert result.exit_code == 2
     assert said in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def test_a_request_of_several_sequences(tmp_path: Path) -> None:
+    (tmp_path / "n.yaml").write_text(
+        CONFIG.replace("kv_cache", "  decoding: {kind: parallel, n: 3}\nkv_cache")
+    )
+    assert call("run", tmp_path / "n.yaml", "--out", tmp_path / "n", "--quiet").exit_code == 0
+    assert call("report", tmp_path / "n").exit_code == 0
+    page = (tmp_path / "n" / "report.html").read_text()
+    assert "Requests of several sequences" in page
+    assert call("timeline", tmp_path / "n").exit_code == 0
+    result = call("explain", tmp_path / "n", "2_r3")
+    assert result.output.startswith("2_r3 brought a prompt of ")

@@ -64,6 +64,9 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
                 lora_id=draw(st.one_of(st.none(), st.integers(0, 9), names)),
                 mm_items=tuple(MmItem(name, offset, 1) for name, offset in items),
                 prompt_logprobs=draw(st.booleans()),
+                n=draw(st.integers(1, 3)),
+                group=draw(st.one_of(st.none(), names)),
+                sibling=draw(st.integers(0, 2)),
             )
         )
     return made
@@ -113,6 +116,26 @@ def test_the_example_of_the_documentation_is_legal(trace_file: TraceFile, repo_r
         assert f"| `{key}` |" in page
 
 
+def test_settings_of_a_request_are_read_and_written(trace_file: TraceFile, tmp_path: Path) -> None:
+    asked = {
+        "temperature": 0.5,
+        "seed": 7,
+        "logit_bias": {"5": 1.5},
+        "bad_words": [[1, 2], [3]],
+        "stop_token_ids": [9],
+        "ignore_eos": False,
+        "logprobs": 2,
+    }
+    (one,) = open_trace(trace_file(json.dumps(BASE | {"sampling": asked}))).requests()
+    assert one.sampling == asked | {
+        "logit_bias": {5: 1.5},
+        "bad_words": ((1, 2), (3,)),
+        "stop_token_ids": (9,),
+    }
+    write_trace(tmp_path / "out.jsonl", [one])
+    assert list(open_trace(tmp_path / "out.jsonl").requests()) == [one]
+
+
 BASE = {"request_id": "a", "arrival_s": 0, "prompt_len": 8, "output_len": 2}
 
 
@@ -126,6 +149,13 @@ BASE = {"request_id": "a", "arrival_s": 0, "prompt_len": 8, "output_len": 2}
         ({"output_len": 0}, "output_len: is 0: a request needs at least one output token"),
         ({"prompt_len": "8"}, "prompt_len: is '8', not a whole number"),
         ({"request_id": ""}, "request_id: is '', not a non-empty text"),
+        ({"sampling": 1}, "sampling: is not an object of settings"),
+        ({"sampling": {"topp": 0.9}}, r"sampling\.topp: unknown setting \(did you mean 'top_p'"),
+        ({"sampling": {"top_k": 1.5}}, r"sampling\.top_k: is not a whole number"),
+        ({"sampling": {"top_k": -2}}, "sampling: top_k is -2: it must be at least 1"),
+        ({"sampling": {"logprobs": 21}}, r"sampling\.logprobs: is more than 20"),
+        ({"sampling": {"min_tokens": 3}}, r"sampling\.min_tokens: is 3, more than the 2 tokens"),
+        ({"sampling": {"logit_bias": {"a": 1}}}, r"sampling\.logit_bias: is not an object of"),
         ({"request_id": 1.5}, "request_id: is 1.5"),
         ({"request_id": "\ud800"}, "request_id: holds half a surrogate pair"),
         ({"prompt": []}, "prompt: is not a list of"),

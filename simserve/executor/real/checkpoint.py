@@ -16,11 +16,14 @@ __all__ = ["copy_checkpoint"]
 
 _INDEX = "model.safetensors.index.json"
 _NUM_SHOWN = 10
+_DTYPES = ("F64", "F32", "F16", "BF16")
+"""As the files name them. Quantised weights have scales beside them, which no layer here takes."""
 
 
 class _Stored(NamedTuple):
     file: Path
     size: tuple[int, ...]
+    dtype: str
 
 
 def copy_checkpoint(
@@ -32,7 +35,8 @@ def copy_checkpoint(
 
     Raises:
         ConfigError: safetensors is not installed, the folder cannot be read, or tensors are
-            missing, of another size, or of no use to this model; all of them in one error.
+            missing, of another size, of integers or eight bits, or of no use to this model; all of
+            them in one error.
     """
     places: dict[str, torch.Tensor] = {}
     for parameter in plan:
@@ -64,7 +68,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _catalogue(files: Iterable[Path]) -> dict[str, _Stored]:
-    """Every tensor's file and size, from the files' headers."""
+    """Every tensor's file, size and dtype, from the files' headers."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
@@ -76,7 +80,8 @@ def _catalogue(files: Iterable[Path]) -> dict[str, _Stored]:
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  # no mapping: it cannot be iterated
-                    stored[name] = _Stored(file, tuple(tensors.get_slice(name).get_shape()))
+                    one = tensors.get_slice(name)
+                    stored[name] = _Stored(file, tuple(one.get_shape()), one.get_dtype())
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{file}: cannot read these weights: {error}") from error
     return stored
@@ -88,6 +93,9 @@ def _check(places: Mapping[str, torch.Tensor], stored: Mapping[str, _Stored], fo
         size = tuple(place.shape)
         if name in stored and stored[name].size != size:
             faults.append(f"{name} is {list(stored[name].size)}, not {list(size)}")
+        if name in stored and stored[name].dtype not in _DTYPES:
+            file, dtype = stored[name].file.name, stored[name].dtype
+            faults.append(f"{name} in {file} is {dtype}, not one of {', '.join(_DTYPES)}")
     for name in stored:
         if name not in places and not _is_redundant(name):
             faults.append(f"{name} is not a part of this model")

@@ -39,6 +39,8 @@ class DecoderShape:
     """Biases of the gate, up and down projections."""
     qk_norm: bool = False
     """RMSNorm of every query and key head, before the rotary embedding."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end a sequence; empty: the model names none."""
 
 
 def decoder_shape(model: ModelShape, config: Mapping[str, Any], file: str) -> DecoderShape:
@@ -67,6 +69,7 @@ def decoder_shape(model: ModelShape, config: Mapping[str, Any], file: str) -> De
         o_bias=attention_bias,
         mlp_bias=kind == "llama" and config.get("mlp_bias") is True,
         qk_norm=kind == "qwen3",
+        eos_token_ids=_eos_token_ids(config, file),
     )
 
 
@@ -90,6 +93,15 @@ def _refuse_unsupported(config: Mapping[str, Any], kind: str, file: str) -> None
         raise _problem(file, "use_sliding_window", message)
     if config.get("partial_rotary_factor", 1) != 1:
         raise _problem(file, "partial_rotary_factor", "only whole heads are rotated: it must be 1")
+
+
+def _eos_token_ids(config: Mapping[str, Any], file: str) -> tuple[int, ...]:
+    """One id, a list of them, or none."""
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(one) is not int or one < 0 for one in ids):
+        raise _problem(file, "eos_token_id", f"must be a token id or a list of them, not {value!r}")
+    return tuple(ids)
 
 
 def _rope(config: Mapping[str, Any], file: str) -> tuple[float, Llama3Scaling | None]:

@@ -9,6 +9,7 @@ import torch
 from simserve.executor.real.attention import BatchOnDevice, PagedAttention
 from simserve.executor.real.marks import LayerMarks
 from simserve.executor.real.model import Decoder
+from simserve.executor.real.outcomes import StepOutputs
 from simserve.executor.real.request_rows import RequestRows
 from simserve.executor.real.sampler import Sampler
 
@@ -39,7 +40,7 @@ class Forward:
         decoder: the model.
         attention: over its KV cache.
         rows: ids and block tables of the running requests.
-        keeps_tokens: whether the chosen ids are what the requests go on with; else they are
+        outputs: takes the chosen ids to the host, and requests go on with them; None: they are
             computed and dropped.
         sampler: draws the tokens; None: the likeliest ones are taken.
     """
@@ -49,13 +50,13 @@ class Forward:
         decoder: Decoder,
         attention: PagedAttention,
         rows: RequestRows,
-        keeps_tokens: bool,
+        outputs: StepOutputs | None,
         sampler: Sampler | None = None,
     ) -> None:
         self.decoder = decoder
         self.attention = attention
         self.rows = rows
-        self._keeps_tokens = keeps_tokens
+        self.outputs = outputs
         self._sampler = sampler
 
     def logits(
@@ -78,6 +79,7 @@ class Forward:
             chosen = logits.argmax(dim=-1)
         else:
             chosen = self._sampler.draw(logits, inputs.logit_request_rows, inputs.logit_ends)
-        if self._keeps_tokens:
+        if self.outputs is not None:
             place = (inputs.logit_request_rows, inputs.logit_ends)
             self.rows.ids.index_put_(place, chosen.to(self.rows.ids.dtype))
+            self.outputs.store(chosen, logits)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -31,6 +34,18 @@ class _Buffers(NamedTuple):
 
     def send(self) -> None:
         self.device.memory.copy_(self.host.memory, non_blocking=True)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Graphs of an earlier machine that are freed during a capture would break it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class StepGraphs:
@@ -94,11 +109,12 @@ class StepGraphs:
         current.wait_stream(stream)
 
         forward, sample = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=self._pool):
-            inputs, batch = buffers.device.derive(rows, key)
-            logits = self._step.logits(inputs, batch, marks)
-        with torch.cuda.graph(sample, pool=self._pool):
-            self._step.sample(inputs, logits)
+        with _no_garbage_collection():
+            with torch.cuda.graph(forward, pool=self._pool):
+                inputs, batch = buffers.device.derive(rows, key)
+                logits = self._step.logits(inputs, batch, marks)
+            with torch.cuda.graph(sample, pool=self._pool):
+                self._step.sample(inputs, logits)
         self._captured[key] = _Captured(forward, sample, marks)
 
     def _buffers(self, most: int) -> _Buffers:

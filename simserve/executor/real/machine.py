@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import torch
 
 from simserve.errors import ConfigError, Problem
 from simserve.executor.real.attention import AttentionPath, PagedAttention, WithoutRope
+from simserve.executor.real.choices import SamplingChoice, SamplingChoices
 from simserve.executor.real.decoder_shape import DecoderShape
 from simserve.executor.real.forward import Forward
 from simserve.executor.real.graph_keys import GraphKeys
@@ -19,12 +21,14 @@ from simserve.executor.real.kernels import Kernels, reference_kernels, triton_ke
 from simserve.executor.real.kv_cache import allocate_caches, bytes_per_block, kv_dtype
 from simserve.executor.real.memory import blocks_that_fit, measure
 from simserve.executor.real.model import Decoder
+from simserve.executor.real.outcomes import StepOutputs
 from simserve.executor.real.request_rows import RequestRows
 from simserve.executor.real.runner import ModelRunner
-from simserve.executor.real.sampler import Sampler, SamplingChoice
+from simserve.executor.real.sampler import Sampler
 from simserve.executor.real.staging import Staging
 from simserve.executor.real.warm_up import Limits, largest_batch, warm_up_batches
 from simserve.executor.real.weights import load_decoder, torch_dtype
+from simserve.sampling import RequestSampling
 from simserve.types import ModelShape
 
 __all__ = ["Machine", "MachineOptions"]
@@ -53,6 +57,11 @@ class MachineOptions:
     breakdown: bool = False
     sampling: tuple[SamplingChoice, ...] = ()
     """How tokens are drawn; of none the likeliest are taken."""
+    own_sampling: tuple[Mapping[str, Any], ...] = ()
+    """What single requests may say for themselves, over their choice."""
+    max_logprobs: int | None = None
+    """Of how many of the likeliest tokens a request may want log-probabilities; None: no request
+    wants any."""
 
 
 class Machine:
@@ -70,6 +79,7 @@ class Machine:
         self.path = options.path
         self.replays = options.replays
         self.vocab_size = shape.model.vocab_size
+        self.eos_token_ids = shape.eos_token_ids
         self._device = device = _device(options.device)
         dtype = torch_dtype(options.dtype)
         self._kv_dtype = kv_dtype(options.kv_dtype, dtype)
@@ -88,11 +98,22 @@ class Machine:
         self.rows = RequestRows(
             options.max_num_seqs, options.max_model_len, options.block_size, Staging(device)
         )
+        self.choices = SamplingChoices(options.sampling, options.seed)
+        self.knows_own_sampling = bool(options.own_sampling)
+        possible = _possible(options)
         self.sampler = (
-            Sampler(options.sampling, options.seed, options.max_num_seqs, device)
-            if options.sampling
+            Sampler(possible, self.rows, self.vocab_size, len(self.eos_token_ids))
+            if possible
             else None
         )
+        self.outputs = (
+            None
+            if options.replays
+            else StepOutputs(
+                options.max_num_seqs * options.path.decode_threshold, options.max_logprobs, device
+            )
+        )
+        """The chosen tokens of the last step; None: the trace dictates them."""
         self._kernels = kernels or (triton_kernels() if on_gpu else reference_kernels())
         if self._kernels.rope_kv_write is not None:
             decoder.ops = WithoutRope(decoder.ops)
@@ -105,7 +126,7 @@ class Machine:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is worth noting of a run on it. Memory is as it is now, and at its peak so far."""
+        """What is worth noting of a run on it. Memory is that of its peak so far."""
         options, path = self._options, self.path
         facts: dict[str, Any] = {
             "device": options.device,
@@ -123,13 +144,15 @@ class Machine:
             import triton
 
             free, total = torch.cuda.mem_get_info(self._device)
+            peak = torch.cuda.max_memory_reserved(self._device)
+            given_back = peak - torch.cuda.memory_reserved(self._device)
             facts |= {
                 "device_name": torch.cuda.get_device_name(self._device),
                 "triton": triton.__version__,
                 "cuda": torch.version.cuda,
                 "peak_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
-                "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
-                "gpu_used_bytes": total - free,
+                "peak_reserved_bytes": peak,
+                "gpu_used_bytes": total - free + given_back,
                 "gpu_memory_bytes": total,
             }
         return facts
@@ -157,7 +180,7 @@ class Machine:
         )
         table = decoder.table if self._kernels.rope_kv_write is not None else None
         attention = PagedAttention(caches, self.path, self._kernels, model.sliding_window, table)
-        return Forward(decoder, attention, self.rows, not self.replays, self.sampler)
+        return Forward(decoder, attention, self.rows, self.outputs, self.sampler)
 
     def _warm_runner(self, step: Forward) -> ModelRunner:
         options = self._options
@@ -185,6 +208,15 @@ class Machine:
 
 def _limits(options: MachineOptions) -> Limits:
     return Limits(options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len)
+
+
+def _possible(options: MachineOptions) -> list[RequestSampling]:
+    """All settings that a request may have; none: the likeliest tokens are taken."""
+    choices = [one.sampling for one in options.sampling]
+    if not options.own_sampling:
+        return choices
+    bases = choices or [RequestSampling(temperature=0.0)]
+    return bases + [replace(base, **own) for base in bases for own in options.own_sampling]
 
 
 def _device(name: str) -> torch.device:

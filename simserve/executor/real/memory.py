@@ -1,14 +1,15 @@
-"""How many KV blocks fit on the GPU beside what the model takes, from measured memory."""
+"""What memory there is: for KV blocks on the GPU beside the model, and for weights on a CPU."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from simserve.errors import CapacityError
 
-__all__ = ["MemoryUse", "blocks_that_fit", "measure"]
+__all__ = ["MemoryUse", "blocks_that_fit", "free_host_bytes", "measure"]
 
 GIB = 1024**3
 
@@ -38,6 +39,16 @@ def measure(device: torch.device) -> MemoryUse:
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
     return MemoryUse(total, torch.cuda.memory_allocated(device), peak, others)
+
+
+def free_host_bytes() -> int | None:
+    """What Linux can still give without swapping, its caches counted; None: elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = next(line for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    return int(found.split()[1]) * 1024  # the file counts in KiB
 
 
 def blocks_that_fit(use: MemoryUse, block_bytes: int, gpu_memory_utilization: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from simserve.protocols import Scheduler
@@ -49,6 +49,8 @@ class TimedScheduler:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self.ended: Callable[[Request], None] | None = None
+        """Called with each request that has ended or was aborted, before anybody else knows."""
         self._scheduler = scheduler
         self._empty_plans: list[StepPlan] = []
         self._schedule_s = 0.0
@@ -85,7 +87,10 @@ class TimedScheduler:
 
     def abort(self, request_id: str) -> Request | None:
         """See `Scheduler`."""
-        return self._scheduler.abort(request_id)
+        request = self._scheduler.abort(request_id)
+        if request is not None and self.ended is not None:
+            self.ended(request)
+        return request
 
     def schedule(self) -> StepPlan:
         """See `Scheduler`."""
@@ -100,5 +105,8 @@ class TimedScheduler:
         """See `Scheduler`."""
         began = time.perf_counter()
         output = self._scheduler.update(plan, result)
+        if self.ended is not None:
+            for request in output.finished:
+                self.ended(request)
         self._update_s += time.perf_counter() - began
         return output

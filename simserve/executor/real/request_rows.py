@@ -47,6 +47,8 @@ class RequestRows:
         self.staging = staging
         self.of: dict[str, int] = {}
         """Row by request id."""
+        self.names = [""] * num_rows
+        """Who has, or had, each row."""
         self._free = list(range(num_rows - 1, -1, -1))
         self._num_blocks = [0] * num_rows
         self.block_size = block_size
@@ -86,6 +88,7 @@ class RequestRows:
                     "the scheduler does not keep to its limit"
                 )
             row = self.of[request_id] = self._free.pop()
+            self.names[row] = request_id
             self._num_blocks[row] = len(blocks)
             rows.append(row)
         firsts = [0] * len(rows)
@@ -99,6 +102,12 @@ class RequestRows:
         for row, blocks in zip(rows, added.values(), strict=True):
             self._num_blocks[row] += len(blocks)
         self._scatter(self.tables, rows, firsts, list(added.values()))
+
+    def write(self, ids: Mapping[str, tuple[int, Sequence[int]]]) -> None:
+        """Put token ids into the requests' rows, each from a position on."""
+        rows = [self.of[request_id] for request_id in ids]
+        firsts, values = zip(*ids.values(), strict=True)
+        self._scatter(self.ids, rows, firsts, values)
 
     def slots(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Cache slot of each token, shape as `rows`; negative in the spare row."""

@@ -35,6 +35,8 @@ class StepTimes(NamedTuple):
     """Whether something was compiled or captured, for which the other times are too long."""
     forward_parts: dict[str, float]
     """Seconds of the forward pass by part, if it is broken down."""
+    draft_s: float = 0.0
+    """A draft model's passes, on the device's clock."""
 
 
 class ModelRunner:
@@ -83,11 +85,11 @@ class ModelRunner:
                 graphs.capture(key)
             graphs.fill(batch, key)
             prepared = perf_counter()
-            self._replay(graphs, key)
+            self._replay(graphs, key, len(batch.logit_rows))
         else:
             inputs, on_device = self._send(batch)
             prepared = perf_counter()
-            self._compute(inputs, on_device)
+            self._compute(inputs, on_device, len(batch.logit_rows))
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         ended = perf_counter()
@@ -103,14 +105,15 @@ class ModelRunner:
             forward_parts=marks.parts(forward_s) if marks is not None else {},
         )
 
-    def _replay(self, graphs: StepGraphs, key: GraphKey) -> None:
+    def _replay(self, graphs: StepGraphs, key: GraphKey, num_logits: int) -> None:
         self._marks.take()
         graphs.forward(key)
         self._marks.take()
         self._layer_marks = graphs.sample(key)
+        self._send_outputs(num_logits)
         self._marks.take()
 
-    def _compute(self, inputs: TokenInputs, batch: BatchOnDevice) -> None:
+    def _compute(self, inputs: TokenInputs, batch: BatchOnDevice, num_logits: int) -> None:
         self._layer_marks = marks = self._eager_marks
         if marks is not None:
             marks.restart()
@@ -118,7 +121,12 @@ class ModelRunner:
         logits = self._step.logits(inputs, batch, marks)
         self._marks.take()
         self._step.sample(inputs, logits)
+        self._send_outputs(num_logits)
         self._marks.take()
+
+    def _send_outputs(self, num_logits: int) -> None:
+        if self._step.outputs is not None:
+            self._step.outputs.send(num_logits)
 
     def _send(self, batch: Batch) -> tuple[TokenInputs, BatchOnDevice]:
         """Send a batch's arrays in one copy, and derive on the device what follows from them."""

@@ -2,88 +2,80 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
+from simserve.executor.real.request_rows import RequestRows
+from simserve.executor.real.rule_rows import Ruled, RuleRows
+from simserve.sampling import RequestSampling
 from simserve_kernels import sampling_reference
 from simserve_kernels.sampling_settings import SamplingColumns, SamplingParams
 
-__all__ = ["Sampler", "SamplingChoice"]
-
-
-class SamplingChoice(NamedTuple):
-    """Settings of some of the requests."""
-
-    weight: float
-    """Their share, relative to the other choices' weights."""
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+__all__ = ["Sampler", "params_of"]
 
 
 class Sampler:
     """Keeps the settings of all rows on a device, and draws from logits by them.
 
-    A request's choice and seed follow from its id and the run's seed: they are the same after a
-    preemption and under every schedule. Each of its tokens takes random numbers by its position.
+    Each token of a request takes random numbers by its position: the same logits give the same
+    token, whatever else is in the batch.
 
     Args:
-        choices: what requests take one of, by weight.
-        seed: of the run.
-        num_rows: rows of requests; one more pads batches.
-        device: where they are.
+        possible: all settings that requests may have.
+        rows: of the requests; one more pads batches.
+        vocab_size: tokens of the model.
+        num_eos_ids: tokens that end a sequence.
     """
 
     def __init__(
-        self, choices: Sequence[SamplingChoice], seed: int, num_rows: int, device: torch.device
+        self,
+        possible: Sequence[RequestSampling],
+        rows: RequestRows,
+        vocab_size: int,
+        num_eos_ids: int = 0,
     ) -> None:
-        self._choices = choices
-        self._seed = seed
-        shares = np.array([choice.weight for choice in choices], dtype=np.float64)
-        self._bounds = np.cumsum(shares / shares.sum())
-        settings = [self._params(choice, 0) for choice in choices]
-        # Rows of every choice, so that a column is there if any request may need it.
-        columns = SamplingColumns.of(settings, [0] * len(settings), device)
+        self._device = rows.ids.device
+        settings = [params_of(one) for one in possible]
+        # Rows of every kind, so that a column is there if any request may need it.
+        columns = SamplingColumns.of(settings, [0] * len(settings), self._device)
         self._rows = columns._replace(
             **{
-                name: one[:1].repeat(num_rows + 1)
+                name: one[:1].repeat(len(rows.ids))
                 for name, one in columns.tensors.items()
                 if one is not None
             }
         )
+        most_stops = num_eos_ids + max(len(one.stop_token_ids) for one in possible)
+        self._rules = (
+            RuleRows(possible, most_stops, rows, vocab_size) if RuleRows.needed(possible) else None
+        )
 
-    def params(self, request_id: str) -> SamplingParams:
-        """The settings of a request."""
-        generator = np.random.default_rng([self._seed, zlib.crc32(request_id.encode())])
-        number = int(np.searchsorted(self._bounds[:-1], generator.random(), side="right"))
-        return self._params(self._choices[number], int(generator.integers(2**63)))
-
-    def admit(self, rows: Mapping[str, int]) -> None:
-        """Put the settings of requests beside the rows that they have been given."""
-        if not rows:
+    def admit(self, requests: Mapping[int, Ruled]) -> None:
+        """Put the settings of requests into the rows that they have been given."""
+        if not requests:
             return
-        device = self._rows.temperature.device
-        place = torch.tensor(list(rows.values()), device=device)
-        new = SamplingColumns.of([self.params(name) for name in rows], [0] * len(rows), device)
+        place = torch.tensor(list(requests), device=self._device)
+        params = [params_of(one.sampling) for one in requests.values()]
+        new = SamplingColumns.of(params, [0] * len(params), self._device)
         off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
         for name, column in self._rows.tensors.items():
             if column is not None:
                 values = new.tensors[name]
                 column[place] = column.new_full((), off[name]) if values is None else values
+        if self._rules is not None:
+            self._rules.admit(requests)
 
     def draw(
         self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Return a token for each row of logits. Nothing waits for a GPU.
+        """Return a token for each row of logits, int64 `[L]`. Nothing waits for a GPU.
+
+        Where a request has rules, they are applied to a copy of the logits first.
 
         Args:
             logits: `[L, vocab_size]`.
-            rows: of their requests, int64 `[L]`.
+            rows: of their requests, int64 `[L]`; one has several where drafts are verified.
             positions: of the token that each predicts, int64 `[L]`.
         """
         found = {
@@ -91,18 +83,25 @@ class Sampler:
             for name, one in self._rows.tensors.items()
         }
         columns = self._rows._replace(**{**found, "steps": positions.contiguous()})
+        if self._rules is not None:
+            logits = self._rules.apply(logits, rows, positions)
         if logits.device.type != "cuda":
-            return sampling_reference.sample(logits, columns)
-        from simserve_kernels.sampling import sample
+            tokens = sampling_reference.sample(logits, columns)
+        else:
+            from simserve_kernels.sampling import sample
 
-        return sample(logits, columns).tokens
+            tokens = sample(logits, columns).tokens
+        if self._rules is not None:
+            self._rules.count(rows, tokens)
+        return tokens
 
-    @staticmethod
-    def _params(choice: SamplingChoice, seed: int) -> SamplingParams:
-        return SamplingParams(
-            seed=seed,
-            temperature=choice.temperature,
-            top_k=choice.top_k,
-            top_p=choice.top_p,
-            min_p=choice.min_p,
-        )
+
+def params_of(sampling: RequestSampling) -> SamplingParams:
+    """What the kernels draw by."""
+    return SamplingParams(
+        seed=sampling.seed or 0,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+    )

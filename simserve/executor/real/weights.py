@@ -11,6 +11,7 @@ import torch
 from simserve.errors import CapacityError, ConfigError, did_you_mean
 from simserve.executor.real.checkpoint import copy_checkpoint
 from simserve.executor.real.decoder_shape import DecoderShape
+from simserve.executor.real.memory import free_host_bytes
 from simserve.executor.real.model import Decoder
 from simserve.executor.real.ops import OpsKind, load_ops
 from simserve.executor.real.parameters import Parameter, decoder_parameters
@@ -77,14 +78,22 @@ def load_decoder(
 def _allocate(
     plan: Iterable[Parameter], model: str, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
+    needed = sum(math.prod(p.size) for p in plan) * dtype.itemsize
+    free = free_host_bytes() if device.type == "cpu" else None
+    # An allocation that the operating system cannot back succeeds, and kills when it is written.
+    if free is not None and needed > free:
+        raise _no_room(model, needed, f"{device} has free ({free / 2**30:.1f} GiB)")
     try:
         return {p.name: torch.empty(p.size, dtype=dtype, device=device) for p in plan}
     except RuntimeError as error:
         # A CPU has no exception of its own for this.
         if not isinstance(error, torch.OutOfMemoryError) and "allocate" not in str(error):
             raise
-        needed = sum(math.prod(p.size) for p in plan) * dtype.itemsize
-        raise CapacityError(
-            f"the weights of {model} take {needed / 2**30:.1f} GiB, more than {device} has free; "
-            "end what else uses its memory, or take a smaller model"
-        ) from None
+        raise _no_room(model, needed, f"{device} has free") from None
+
+
+def _no_room(model: str, needed: int, room: str) -> CapacityError:
+    return CapacityError(
+        f"the weights of {model} take {needed / 2**30:.1f} GiB, more than {room}; "
+        "end what else uses its memory, or take a smaller model"
+    )

@@ -12,6 +12,7 @@ from simserve.segments import Part, Segment, Segments, total_len
 from simserve.types import MmItem, TraceRequest
 from simserve.workload.files import json_records
 from simserve.workload.readers.base import Options, Reader, first_object, private_prompt, row_id
+from simserve.workload.readers.native_sampling import encode_sampling, parse_sampling
 from simserve.workload.rows import (
     MAX_TOKENS,
     BadRow,
@@ -43,7 +44,12 @@ KEYS = (
     "lora_id",
     "mm_items",
     "prompt_logprobs",
+    "n",
+    "group",
+    "sibling",
+    "sampling",
 )
+MAX_SEQUENCES = 2**14
 _KNOWN = frozenset(KEYS)
 _RARE = _KNOWN - {"request_id", "arrival_s", "prompt", "prompt_len", "output_len"}
 
@@ -107,6 +113,10 @@ def _rare_fields(record: Record, fields: dict[str, Any]) -> dict[str, Any]:
         "lora_id": _lora_id(record),
         "mm_items": _mm_items(record, total_len(fields["prompt"])),
         "prompt_logprobs": _flag(record, "prompt_logprobs"),
+        "n": _num_sequences(record),
+        "group": text_or_none(record, "group"),
+        "sibling": _whole(record, "sibling", 0),
+        "sampling": parse_sampling(record, fields["output_len"]),
     }
     if record.get("output") is not None:
         rare["output"] = _parts(record["output"], "output")
@@ -144,11 +154,18 @@ def _part(value: Any, field: str) -> Part:
     return segment, length
 
 
-def _whole(record: Record, field: str, least: int) -> int:
-    value = record.get(field, 0)
+def _whole(record: Record, field: str, least: int, default: int = 0) -> int:
+    value = record.get(field, default)
     if type(value) is not int or not least <= value < 2**63:
         raise BadRow(field, f"is not a whole number >= {least}", "not_a_number")
     return value
+
+
+def _num_sequences(record: Record) -> int:
+    n = _whole(record, "n", 1, default=1)
+    if n > MAX_SEQUENCES:
+        raise BadRow("n", f"is more than {MAX_SEQUENCES} sequences", "too_large")
+    return n
 
 
 def _lora_id(record: Record) -> int | str | None:
@@ -211,8 +228,13 @@ def encode(request: TraceRequest) -> str:
         "think_time_s": request.think_time_s,
         "cache_salt": request.cache_salt,
         "prompt_logprobs": request.prompt_logprobs,
+        "n": 0 if request.n == 1 else request.n,
+        "group": request.group,
+        "sibling": request.sibling,
     }
     record |= {key: value for key, value in rare.items() if value}
+    if request.sampling or request.logprobs is not None:
+        record["sampling"] = encode_sampling(request)
     if request.lora_id is not None:
         record["lora_id"] = request.lora_id
     try:
