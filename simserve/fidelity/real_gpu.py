@@ -18,6 +18,7 @@ import numpy as np
 from simserve.api import Progress, Written, run
 from simserve.config.executor import Real, Simulated
 from simserve.config.loader import LoadedConfig
+from simserve.cost.sampling_file import sampling_gpus
 from simserve.errors import RunDirectoryError
 from simserve.fidelity.percentile_table import Compared, percentile_rows
 from simserve.metrics.arrow import column
@@ -81,13 +82,15 @@ def simulated_twin(loaded: LoadedConfig, real: Mapping[str, Scalar]) -> LoadedCo
 
     The cost model is that of `executor.cost`. The pool has as many blocks as the real one, which
     may have taken them from free memory. Where the model verified drafts, they are made up with the
-    acceptance that was measured.
+    acceptance that was measured; else `executor.sampling` is priced, if the GPU's times are known.
     """
     config, executor = loaded.config, loaded.config.executor
     assert isinstance(executor, Real)
     kv_cache = config.kv_cache.model_copy(update={"num_gpu_blocks": real["num_gpu_blocks"]})
-    update: dict[str, Any] = {"executor": Simulated(cost=executor.cost), "kv_cache": kv_cache}
     speculative = config.scheduler.speculative
+    is_priced = speculative is None and loaded.gpu.name in sampling_gpus()
+    simulated = Simulated(cost=executor.cost, sampling=executor.sampling if is_priced else [])
+    update: dict[str, Any] = {"executor": simulated, "kv_cache": kv_cache}
     if speculative is not None and executor.tokens == "sampled":
         name = "spec_decode_conditional_acceptance_pos"
         k = speculative.num_speculative_tokens

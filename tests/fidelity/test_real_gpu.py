@@ -80,6 +80,15 @@ def test_the_cost_model_is_the_shadow_s_if_no_other_is_named() -> None:
         assert simulated_twin(again, {"num_gpu_blocks": 9}).config.executor == twin.executor
 
 
+def test_sampling_is_priced_where_it_was_measured() -> None:
+    executor = {"kind": "real", "tokens": "sampled", "sampling": [{"top_p": 0.9}]}
+    for gpu, is_priced in (("h200", True), ("a100", False)):
+        loaded = load_config({**BASE, "gpu": gpu, "executor": executor})
+        twin = simulated_twin(loaded, {"num_gpu_blocks": 9}).config.executor
+        assert isinstance(twin, Simulated)
+        assert twin.sampling == (loaded.config.executor.sampling if is_priced else [])
+
+
 def test_both_results_and_their_difference_are_written(tmp_path: Path) -> None:
     real = stand_in(tmp_path / "run", base_s=0.1)
     loaded = config(cost={"kind": "formula", "base_s": 0.2})
