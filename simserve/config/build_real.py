@@ -144,7 +144,15 @@ def _problems(loaded: LoadedConfig) -> list[Problem]:
     sampled = real.tokens == "sampled"
     vocab_size, wanted = loaded.model.vocab_size, _max_logprobs(loaded)
     ghosts = scheduler.policy == "priority" and scheduler.quirks == "as_engine"
+    beams = [one for one in config.workload.decodings.values() if isinstance(one, BeamSearch)]
+    widest = max([2 * one.beam_width for one in beams], default=0)
     checks = (
+        (
+            "workload.decoding.beam_width",
+            sampled and widest > vocab_size,
+            f"{widest} continuations of a beam are ranked, but {loaded.model.name} has "
+            f"{vocab_size} tokens",
+        ),
         (
             "kv_cache.groups",
             config.kv_cache.groups is not None and len(config.kv_cache.groups) > 1,

@@ -59,9 +59,11 @@ def _has_faulty_items(loc: tuple[int | str, ...], errors: Sequence[Mapping[str, 
 def _path_in(document: Document, error: Mapping[str, Any]) -> KeyPath:
     """The error's location without the names of union members, which no file contains."""
     node, path = document.root, list[str | int]()
-    for key in error["loc"]:
-        inner = node.child(key)
-        if inner is not None:
+    last = len(error["loc"]) - 1
+    for place, key in enumerate(error["loc"]):
+        inner, kind = node.child(key), node.child("kind")
+        is_member = place < last and kind is not None and kind.value == key
+        if inner is not None and not is_member:
             node = inner
             path.append(key)
     if error["type"] == "missing":

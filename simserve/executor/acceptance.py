@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -93,7 +94,7 @@ def read_acceptance(path: Path, num_speculative_tokens: int, seed: int) -> Accep
     """
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _error(f"{path} cannot be read: {reason}") from None
     if not isinstance(said, dict):
@@ -111,6 +112,8 @@ def _accepted(said: dict[str, Any], path: Path, k: int, seed: int) -> Accepted:
     shares = [said[f"{name}{i}"] for i in range(k) if f"{name}{i}" in said]
     if not shares and "num_drafts" in said and "num_accepted_tokens_per_pos" in said:
         reached = [said["num_drafts"], *said["num_accepted_tokens_per_pos"]]
+        if not all(0 <= count < math.inf for count in reached):
+            raise _error(f"{path}: a counter is not a number from 0 on")
         pairs = zip(reached[1:], reached[:-1], strict=True)
         shares = [accepted / before if before else 0.0 for accepted, before in pairs]
     if not shares:
@@ -127,8 +130,9 @@ def _accepted(said: dict[str, Any], path: Path, k: int, seed: int) -> Accepted:
 def _counted(accepted: Any, path: Path, k: int, seed: int) -> Accepted:
     by_request = accepted if isinstance(accepted, dict) else {}
     counts = [] if by_request else list(accepted)
-    for one in (counts, *by_request.values()):
-        if not all(isinstance(count, int) and 0 <= count <= k for count in one):
+    told = list(by_request.values()) or [counts]
+    for one in told:
+        if not one or not all(type(count) is int and 0 <= count <= k for count in one):
             raise _error(
                 f"{path}: accepted must hold numbers of drafts, from 0 to "
                 f"num_speculative_tokens ({k})"

@@ -49,7 +49,8 @@ class PrefillLog:
             if request_id not in self.open:
                 continue
             left -= 1
-            for number in range(count):
+            # The chunk that yields a token is the last: the run goes on with decodes.
+            for number in range(1 if num_emitted[place] else count):
                 self._rows.append(rows[request_id])
                 self._steps.append(step + number)
                 self._tokens.append(plan.num_tokens[place])

@@ -14,6 +14,13 @@ VALID = "model: llama-3.1-8b\nworkload:\n  synthetic: {num_requests: 10}\n"
 MISTAKES = [
     # what is added to VALID (from line 4 on), line, column, path, part of the message
     (
+        "  decoding: {kind: best_of, best_of: 3, length_penalty: 1000}\n",
+        4,
+        57,
+        "workload.decoding.length_penalty",
+        "at most",
+    ),
+    (
         "scheduler:\n  max_num_seq: 8\n",
         5,
         3,

@@ -81,6 +81,10 @@ def test_what_a_file_says(tmp_path: Path, said: dict[str, Any], expected: list[f
         ("{}", "holds neither accepted"),
         ('{"accepted": [0, 3]}', r"from 0 to num_speculative_tokens \(2\)"),
         ('{"accepted": {"a": 1}}', "something else than numbers"),
+        ('{"accepted": []}', r"from 0 to num_speculative_tokens \(2\)"),
+        ('{"accepted": [true]}', r"from 0 to num_speculative_tokens \(2\)"),
+        ("[" * 100_000, "cannot be read"),
+        ('{"num_drafts": -5, "num_accepted_tokens_per_pos": [-2]}', "not a number from 0 on"),
         ('{"num_drafts": 1, "num_accepted_tokens_per_pos": [2]}', "not from 0 to 1"),
     ],
 )

@@ -55,3 +55,16 @@ def test_the_chunks_of_a_request_are_its_prompt(result: RunResult) -> None:
         else:
             assert computed == row["input_length"] - row["cached_tokens"]
     assert bool(preempted) == bool(result.summary_dict["num_preemptions"])
+
+
+def test_a_last_chunk_of_one_token_begins_a_run_of_decodes() -> None:
+    synthetic = {
+        "num_requests": 1,
+        "prompt_len": {"kind": "constant", "value": 17},
+        "output_len": {"kind": "constant", "value": 6},
+    }
+    overrides = {"scheduler.max_num_batched_tokens": 16, "scheduler.max_num_seqs": 1}
+    config = {**CONFIG, "workload": {"synthetic": synthetic}}
+    (row,) = simserve.run(config, overrides).requests_table.to_pylist()
+    assert row["prefill_chunk_num_tokens"] == [16, 1]
+    assert row["prefill_chunk_step"] == [0, 1]
