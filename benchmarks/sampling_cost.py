@@ -16,7 +16,6 @@ import argparse
 import multiprocessing
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -120,6 +119,7 @@ def main() -> None:
     arguments = parser.parse_args()
     require_gpu("a measurement of sampling")
     end_s = time.monotonic() + arguments.seconds
+    command = ["python", "benchmarks/sampling_cost.py", "--seconds", f"{arguments.seconds:g}"]
     draws = [cell for cell in cells(COMPILED_BATCHES) if cell.call == "draw"]
     workers = max(1, (os.cpu_count() or 1) - 2)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
@@ -133,7 +133,7 @@ def main() -> None:
         print(f"{' '.join(map(str, cell)):40}{median_us:10.1f} µs")
     left_out = [cell._asdict() for cell in cells()][len(rows) :]
     content = {"logits_dtype": "bfloat16", "rows": rows, "left_out": left_out}
-    write_measurement(arguments.out, ["python", *sys.argv], content)
+    write_measurement(arguments.out, command, content)
     print(f"{len(rows)} measured, {len(left_out)} left out")
 
 

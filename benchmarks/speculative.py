@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +102,8 @@ def main() -> None:
     arguments = parser.parse_args()
     require_gpu("benchmarks/speculative.py")
     end_s = time.monotonic() + arguments.seconds
+    command = ["python", "benchmarks/speculative.py", "--model", arguments.model]
+    command += ["--seconds", f"{arguments.seconds:g}"]
     rows: list[dict[str, Any]] = []
     longest_s = 0.0
     for k in DRAFTS:
@@ -119,7 +120,7 @@ def main() -> None:
         machine.close()
         longest_s = max(longest_s, time.monotonic() - began_s)
         done = {"weights": "random", "model": arguments.model, "rows": rows}
-        write_measurement(arguments.out, ["python", *sys.argv], done)
+        write_measurement(arguments.out, command, done)
 
 
 if __name__ == "__main__":

@@ -221,11 +221,8 @@ class ConcurrencyCap:
         self._workload.finished(request_id, now_s, completed)
 
 
-class OwnOutputs:
-    """A workload whose requests put out tokens of their own, whatever the trace says of them.
-
-    What a model chooses is not what was recorded: it must not be taken for it in a prefix cache.
-    """
+class _Around:
+    """Hands on the requests of a workload inside, for those that change them on the way."""
 
     def __init__(self, workload: Source) -> None:
         self._workload = workload
@@ -236,6 +233,13 @@ class OwnOutputs:
     def num_requests(self) -> int | None:
         """That of the workload inside."""
         return self._workload.num_requests
+
+
+class OwnOutputs(_Around):
+    """A workload whose requests put out tokens of their own, whatever the trace says of them.
+
+    What a model chooses is not what was recorded: it must not be taken for it in a prefix cache.
+    """
 
     def take(self) -> TraceRequest:
         """The next request. Raises IndexError as the workload inside does."""
@@ -248,22 +252,15 @@ class OwnOutputs:
         return replace(request, output=output)
 
 
-class OwnSampling:
+class OwnSampling(_Around):
     """A workload whose requests say by their class how their tokens are chosen.
 
     What a request says itself stands over it.
     """
 
     def __init__(self, workload: Source, by_class: Mapping[str, Mapping[str, Any]]) -> None:
-        self._workload = workload
+        super().__init__(workload)
         self._by_class = by_class
-        self.next_arrival = workload.next_arrival
-        self.finished = workload.finished
-
-    @property
-    def num_requests(self) -> int | None:
-        """That of the workload inside."""
-        return self._workload.num_requests
 
     def take(self) -> TraceRequest:
         """The next request. Raises IndexError as the workload inside does."""
