@@ -60,10 +60,14 @@ def _value(run: Measured, name: str) -> float:
 
 
 def _simulated(profile: ProfileFile, log: StepLog, local: Floats) -> Measured:
-    """The workload on a host that has, at each time, the speed that it had in the log."""
     cost = ProfileCost(load_model(profile.model), load_gpu(profile.gpu), name=profile.name)
+    return followed_run(HostCost(cost), log, local)
+
+
+def followed_run(cost: HostCost, log: StepLog, local: Floats) -> Measured:
+    """The workload on a host that has, at each time, the speed that it had in the log."""
     starts_s = log.steps.start_s[np.diff(log.steps.row_offsets) > 0]
-    return measured_run(simulate_log(log, FollowedHost(HostCost(cost), starts_s, local)))
+    return measured_run(simulate_log(log, FollowedHost(cost, starts_s, local)))
 
 
 class HostCost:

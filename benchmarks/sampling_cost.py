@@ -120,10 +120,10 @@ def main() -> None:
     require_gpu("a measurement of sampling")
     end_s = time.monotonic() + arguments.seconds
     command = ["python", "benchmarks/sampling_cost.py", "--seconds", f"{arguments.seconds:g}"]
-    draws = [cell for cell in cells(COMPILED_BATCHES) if cell.call == "draw"]
+    compiled = [cell for cell in cells(COMPILED_BATCHES) if cell.method in (*DRAWS, "0", "1")]
     workers = max(1, (os.cpu_count() or 1) - 2)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        pool.map(compile_kernels, draws, chunksize=1)
+        pool.map(compile_kernels, compiled, chunksize=1)
     print(f"compiled, {end_s - time.monotonic():.0f} s left")
     rows: list[dict[str, Any]] = []
     for cell, samples_us in measured(end_s):

@@ -1,10 +1,12 @@
-"""What verifying drafts costs on this GPU: steps of decodes with ngram drafts, and without.
+"""What drafting and verifying cost on this GPU: steps of decodes, by who drafts.
 
-    python benchmarks/speculative.py [--model NAME] [--out FILE] [--seconds N]
+    python benchmarks/speculative.py [--model NAME] [--draft-model NAME] [--out FILE] [--seconds N]
 
 B requests with prompts of equal length arrive at once; counted are the steps in which all of them
-decode and some verify drafts. Weights are random: what is accepted says nothing of a trained model,
-so that it is the times, by drafts and batch, that are of use. All numbers go to a JSON file.
+decode and some verify drafts. Weights are random, and what is accepted says nothing of a trained
+model: of another model's drafts and of those that are looked up next to nothing, of the model's own
+drafts (it is its own draft model, with the same weights) nearly all. So it is the times that are of
+use. All numbers go to a JSON file.
 """
 
 from __future__ import annotations
@@ -27,17 +29,33 @@ if TYPE_CHECKING:
     from simserve.metrics.recorder import RunData
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speculative_h200.json"
-DRAFTS = (0, 3, 1, 5)
-"""k; 0: no speculative decoding. In the order of importance, should time run out."""
+ITSELF = "itself"
 BATCHES = (1, 16, 64)
 PROMPT_LEN, OUTPUT_LEN = 512, 96
 PARTS = ("prepare_s", "forward_s", "sample_s", "sync_s", "draft_s", "schedule_s", "update_s")
 
 
-def config(model: str, k: int, batch: int, device: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One run. Ends of one token are looked up too, so that there are drafts at all."""
-    drafts = {"method": "ngram", "num_speculative_tokens": k}
-    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+def cases(draft_model: str) -> list[tuple[str, int]]:
+    """Who drafts, and k, in the order of importance, should time run out."""
+    small = [(draft_model, k) for k in (3, 5, 1)]
+    return [("none", 0), small[0], (ITSELF, 3), ("ngram", 3), *small[1:], ("ngram", 5)]
+
+
+def speculative(model: str, drafter: str, k: int) -> dict[str, Any] | None:
+    """Ends of one token are looked up too, so that there are drafts at all."""
+    if not k:
+        return None
+    if drafter == "ngram":
+        how: dict[str, Any] = {"method": drafter, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    else:
+        how = {"method": "draft_model", "draft_model": model if drafter == ITSELF else drafter}
+    return {**how, "num_speculative_tokens": k}
+
+
+def config(
+    model: str, drafter: str, k: int, batch: int, device: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One run."""
     return {
         "model": model,
         "workload": {
@@ -52,7 +70,7 @@ def config(model: str, k: int, batch: int, device: dict[str, Any] | None = None)
             "max_num_batched_tokens": 8192,
             "max_model_len": 1024,
             "quirks": "fixed",
-            "speculative": {**drafts, **lookup} if k else None,
+            "speculative": speculative(model, drafter, k),
         },
         "kv_cache": {"num_gpu_blocks": 8192},
         "executor": {"kind": "real", "tokens": "sampled", **(device or {})},
@@ -67,7 +85,7 @@ def run(document: dict[str, Any], machine: Machine) -> RunData:
     return built.recorder.data()
 
 
-def row(k: int, batch: int, data: RunData) -> dict[str, Any]:
+def row(drafter: str, k: int, batch: int, data: RunData) -> dict[str, Any]:
     """Medians of the steps in which all requests decode, in milliseconds."""
     steps = data.steps
     decodes = (steps.num_scheduled == batch) & (steps.num_tokens <= batch * (k + 1))
@@ -80,6 +98,7 @@ def row(k: int, batch: int, data: RunData) -> dict[str, Any]:
         if name in steps.parts
     }
     return {
+        "drafts": drafter,
         "num_speculative_tokens": k,
         "batch": batch,
         "num_steps": int(verifying.sum()),
@@ -97,26 +116,29 @@ def main() -> None:
     """Measure as much as the time allows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--draft-model", default="llama-3.2-1b")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--seconds", type=float, default=100.0)
     arguments = parser.parse_args()
     require_gpu("benchmarks/speculative.py")
     end_s = time.monotonic() + arguments.seconds
     command = ["python", "benchmarks/speculative.py", "--model", arguments.model]
-    command += ["--seconds", f"{arguments.seconds:g}"]
+    command += ["--draft-model", arguments.draft_model, "--seconds", f"{arguments.seconds:g}"]
     rows: list[dict[str, Any]] = []
     longest_s = 0.0
-    for k in DRAFTS:
+    for drafter, k in cases(arguments.draft_model):
         began_s = time.monotonic()
         if began_s + longest_s > end_s:
             break
-        machine = open_machine(load_config(config(arguments.model, k, 1)))
+        machine = open_machine(load_config(config(arguments.model, drafter, k, 1)))
         for batch in BATCHES:
-            document = config(arguments.model, k, batch)
+            document = config(arguments.model, drafter, k, batch)
             run(document, machine)  # once for what is compiled or grown when it is first met
-            rows.append(row(k, batch, run(document, machine)))
+            rows.append(row(drafter, k, batch, run(document, machine)))
             one = rows[-1]
-            print(f"k {k}, batch {batch}: {one['step_ms']:.2f} ms, {one['num_tokens']:.0f} tokens")
+            times = f"{one['step_ms']:.2f} ms, of which drafts {one.get('draft_ms', 0):.2f}"
+            length = one.get("spec_decode_mean_acceptance_length", 1)
+            print(f"{drafter}, k {k}, batch {batch}: {times}; {length:.2f} tokens", flush=True)
         machine.close()
         longest_s = max(longest_s, time.monotonic() - began_s)
         done = {"weights": "random", "model": arguments.model, "rows": rows}

@@ -27,15 +27,17 @@ from study_attention import (
     flash_counters,
     flash_time,
 )
-from study_cases import Cases, Column, run, scenario, setting, shown, table
+from study_cases import Cases, Column, run, scenario, shown, table
 from study_cells import BUDGET, THRESHOLD
 from study_columns import (
     ALLOCATOR,
     BLOCK_SIZE,
+    LONG,
     LONG_CONTEXT,
+    LONG_PREFILL,
     PRESSURE,
     SEQUENCES,
-    SHORT_AND_LONG,
+    SHORT,
     TEMPLATE,
     TEMPLATE_ORDER,
     sequences,
@@ -45,7 +47,7 @@ from study_h200_tables import BLOCKS
 from study_h200_tables import PICTURES as MEASURED_PICTURES
 from study_pictures import Panel, draw_first_tokens, draw_panels
 from study_sampling import COLUMNS as SAMPLING
-from study_sampling import draw_sampling, errors_rows
+from study_sampling import draw_sampling, errors_rows, method_rows
 from study_traces import PROMPT_LENS
 
 from simserve.config.sweep_cells import short_names
@@ -261,14 +263,8 @@ def of(name: str, columns: Mapping[str, Column]) -> Callable[[], list[list[str]]
 
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
-    "long_prefill_budget": of(
-        "long_prefill_budget", {"long one": scenario, "budget": setting(BUDGET), **SHORT_AND_LONG}
-    ),
-    "long_prefill_threshold": of(
-        "long_prefill_threshold",
-        {"long one": scenario, "threshold": setting(THRESHOLD), **SHORT_AND_LONG},
-    ),
-    "long_prefill_labels": of("long_prefill_labels", {"settings": scenario, **SHORT_AND_LONG}),
+    **{name: of(name, heads | SHORT) for name, heads in LONG_PREFILL.items()},
+    **{f"{name}:long": of(name, heads | LONG) for name, heads in LONG_PREFILL.items()},
     "long_prefill_recorded": recorded_rows,
     "prefix_cache": lambda: prefix_rows(run("prefix_cache")),
     "long_context_documents": of("long_context_documents", LONG_CONTEXT),
@@ -282,6 +278,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "beam_search": lambda: sequence_rows("beam_search", "W"),
     "sampling": of("sampling", SAMPLING),
     "sampling_errors": errors_rows,
+    "sampling_methods": method_rows,
     "decode_kernels": decode_kernels,
     "flash_time": flash_time,
     "flash_counters": flash_counters,

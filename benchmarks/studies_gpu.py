@@ -4,7 +4,8 @@ One model with random weights serves the cells of `study_cells.py`, which differ
 a machine does not depend on; other kernels and block sizes have machines of their own. Then come
 single kernels. Everything goes to one JSON file, written anew after each piece: what fails is
 recorded with its reason, and what the time limit leaves out is named. `--resume FILE` keeps what a
-file has already. `--rehearse` runs all of it on a CPU, with a tiny model and short prompts.
+file has already; with `--renew` until it has been measured again. `--rehearse` runs all of it on a
+CPU, with a tiny model and short prompts.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ REQUESTS = (
     "class", "arrival_time_s", "first_token_s", "ttft_ms", "e2el_ms", "max_itl_ms", "input_length",
     "output_length", "cached_tokens", "num_preemptions",
 )  # fmt: skip
+COUNTS = ("duration_s", "num_running", "num_prefill_tokens", "num_decode_tokens")
 TINY = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -92,7 +94,8 @@ class Sitting:
         self._began = perf_counter()
         self._limit_s: float = arguments.time_limit
         self._out = arguments.out
-        self.pattern = arguments.cells
+        self.patterns: list[str] = arguments.cells
+        self._renewed: set[tuple[str, str]] | None = set() if arguments.renew else None
         self.report: dict[str, Any] = {
             "command": ["python", "benchmarks/studies_gpu.py", "--time-limit", str(self._limit_s)],
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -111,7 +114,8 @@ class Sitting:
                 good = {k: v for k, v in before.get(kind, {}).items() if not v.get("failure")}
                 self.report[kind] = good
             self.report["sittings"] = before["sittings"]
-        self.report["sittings"].append({"date": self.report["date"]})
+        commit = self.report["environment"]["commit"]
+        self.report["sittings"].append({"date": self.report["date"], "commit": commit})
         self.failed = False
 
     @property
@@ -119,12 +123,15 @@ class Sitting:
         return self._limit_s - (perf_counter() - self._began)
 
     def has(self, kind: str, name: str) -> bool:
-        return name in self.report[kind]
+        """Whether it is there already, and need not be renewed."""
+        done = self._renewed is None or (kind, name) in self._renewed
+        return done and name in self.report[kind]
 
     def measure(
         self, kind: str, name: str, call: Callable[[], dict[str, Any]], needs_s: float = 0.0
     ) -> None:
-        """Keep what `call` returns, or why it failed; nothing if it is there or time is up."""
+        """Keep what `call` returns, or why it failed; nothing if it is there or time is up. What is
+        renewed without success stays as it was."""
         if self.has(kind, name):
             return
         if self.left_s <= needs_s:
@@ -138,15 +145,28 @@ class Sitting:
             row = {"failure": f"{type(error).__name__}: {error}"[:2000]}
         self.failed = self.failed or bool(row["failure"])
         row["wall_s"] = round(perf_counter() - began, 3)
-        self.report[kind][name] = row
+        row["sitting"] = self.report["date"]
+        if not row["failure"] or name not in self.report[kind]:
+            self.report[kind][name] = row
+        if self._renewed is not None:
+            self._renewed.add((kind, name))
         self._tell(f"{kind}: {name}: {row['failure'] or 'ok'}, {row['wall_s']:.2f} s")
         self.write()
 
     def write(self) -> None:
         self.report["sittings"][-1]["wall_s"] = round(perf_counter() - self._began, 1)
+        self._forget_sittings()
         text = json.dumps(self.report, ensure_ascii=False, separators=(",", ":"))
         lines = text.replace('},"', '},\n"') + "\n"  # a line a piece: differences can be read
         self._out.write_text(lines, encoding="utf-8")
+
+    def _forget_sittings(self) -> None:
+        """Leave out those of which nothing is left."""
+        kinds = ("launches", "cells", "steps", "kernels")
+        dates = {row.get("sitting") for kind in kinds for row in self.report[kind].values()}
+        if None not in dates:
+            kept = [one for one in self.report["sittings"][:-1] if one["date"] in dates]
+            self.report["sittings"] = [*kept, self.report["sittings"][-1]]
 
     def _tell(self, text: str) -> None:
         print(f"{perf_counter() - self._began:6.1f} s  {text}", file=sys.stderr, flush=True)
@@ -212,7 +232,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, metavar="FILE.json", help="keep what it has")
     parser.add_argument("--time-limit", type=float, default=230.0, metavar="SECONDS")
     parser.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=str(STAGES))
-    parser.add_argument("--cells", default="*", metavar="PATTERN", help="only cells of such names")
+    parser.add_argument("--renew", action="store_true", help="measure what it has again")
+    parser.add_argument(
+        "--cells", nargs="+", default=["*"], metavar="PATTERN", help="only cells of such names"
+    )
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, tiny")
     return parser.parse_args()
 
@@ -250,6 +273,7 @@ def attention_kernels(sitting: Sitting, settings: Settings) -> None:
 def block_sizes(sitting: Sitting, settings: Settings) -> None:
     """Cells with blocks of another size than 16, a machine each."""
     wanted = list(missing(sitting, settings, lambda cell: cell.block_size != 16))
+    wanted.sort(key=lambda cell: cell.name in sitting.report["cells"])  # first what was never run
     for size in dict.fromkeys(cell.block_size for cell in wanted):
         chosen = [cell for cell in wanted if cell.block_size == size]
         num_blocks = MACHINE["kv_cache.num_gpu_blocks"] * 16 // size
@@ -270,8 +294,8 @@ def single_kernels(sitting: Sitting, settings: Settings) -> None:
 def missing(sitting: Sitting, settings: Settings, keep: Callable[[Cell], bool]) -> Iterator[Cell]:
     for part in PARTS:
         for cell in cells(part, settings.of(part.config)):
-            chosen = fnmatchcase(cell.name, sitting.pattern) and keep(cell)
-            if chosen and not sitting.has("cells", cell.name):
+            chosen = any(fnmatchcase(cell.name, pattern) for pattern in sitting.patterns)
+            if chosen and keep(cell) and not sitting.has("cells", cell.name):
                 yield cell
 
 
@@ -329,14 +353,16 @@ def of_steps(result: RunResult) -> dict[str, Any]:
     numbers = {
         name: table[name].to_numpy()
         for name in table.column_names
-        if name.startswith("parts.") or name in ("duration_s", "num_running", "num_prefill_tokens")
+        if name.startswith("parts.") or name in COUNTS
     }
     alone = numbers["num_prefill_tokens"] == 0
+    tokens = numbers["num_prefill_tokens"] + numbers["num_decode_tokens"]
     durations = numbers["duration_s"]
     return {
         "num_steps": len(alone),
         "num_decode_steps": int(alone.sum()),
         "median_decode_step_ms": 1e3 * float(np.median(durations[alone])) if alone.any() else None,
+        "prefill_step_tokens": tokens[~alone].tolist(),
         "max_num_running": int(numbers["num_running"].max()),
         "duration_s": float(durations.sum()),
         "parts": {k: float(v.sum()) for k, v in numbers.items() if k.startswith("parts.")},

@@ -160,17 +160,21 @@ def order(case: str) -> tuple[bool, str, int, int]:
     return bool(name[1]), name[4], int(name[3]), int(name[2])
 
 
+def shape_cells(case: str) -> list[str]:
+    """Rows, keys, head size and dtype."""
+    name = DENSE.fullmatch(case)
+    assert name is not None
+    num_keys = int(name[2]) + bool(name[1])
+    return ["1" if name[1] else f"{num_keys:,}", f"{num_keys:,}", name[3], name[4]]
+
+
 def flash_time() -> list[list[str]]:
     """Time and memory, and how far apart the two are, a row a shape."""
     header = ["rows", "keys", "head", "dtype", "flash µs", "naive µs", "time ×", "flash MB"]
     cells = [[*header, "naive MB", "flash: bytes moved (MB)", "naive: bytes moved (MB)", "bytes ×"]]
     for case in dict.fromkeys(case for case, _ in dense()):
         flash, naive = (dense()[case, way] for way in ("flash", "naive"))
-        name = DENSE.fullmatch(case)
-        assert name is not None
-        num_keys = int(name[2]) + bool(name[1])
-        rows = "1" if name[1] else f"{num_keys:,}"
-        cells.append([rows, f"{num_keys:,}", name[3], name[4]])
+        cells.append(shape_cells(case))
         cells[-1] += [f"{row['median_us']:,.1f}" for row in (flash, naive)]
         cells[-1].append(f"{naive['median_us'] / flash['median_us']:.1f}")
         cells[-1] += [f"{row['peak_bytes'] / 1e6:,.1f}" for row in (flash, naive)]
@@ -183,18 +187,13 @@ def flash_counters() -> list[list[str]]:
     """Bytes by the hardware's counters beside the counted ones."""
     rows = {(row["case"], row["path"]): row for row in rows_of("kernels_counters_h200")}
     columns = ["counted", "read", "written"]
-    cells = [
-        ["rows", "head", "dtype", *(f"{way}: {c}" for way in ("flash", "naive") for c in columns)]
-    ]
-    for case in dict.fromkeys(case for case, _ in rows if DENSE.fullmatch(case)):
-        name = DENSE.fullmatch(case)
-        assert name is not None
-        cells.append([f"{int(name[2]):,}", name[3], name[4]])
+    names = (f"{way}: {c}" for way in ("flash", "naive") for c in columns)
+    cells = [["rows", "keys", "head", "dtype", *names]]
+    found = {case for case, _ in rows if DENSE.fullmatch(case)}
+    for case in sorted(found, key=order):
+        cells.append(shape_cells(case))
         for way in ("flash", "naive"):
             row = rows[case, way]
-            if way == "naive" and name[4] == "float32":  # of a kernel that is not there any more
-                cells[-1] += [f"{row['counted_bytes'] / 1e6:,.1f}", "–", "–"]
-                continue
             moved = [
                 sum(one[key] for one in row["kernels"]) for key in ("read_bytes", "written_bytes")
             ]

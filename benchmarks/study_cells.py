@@ -54,16 +54,8 @@ def lognormal(key: str, mean: int, most: int) -> str:
 
 
 PARTS = (
-    Part(
-        "long_prefill_budget",
-        keep=lambda scenario, values: scenario == "first" or values[BUDGET] in (2048, 32768),
-    ),
-    Part(
-        "long_prefill_threshold",
-        keep=lambda scenario, values: (
-            values[THRESHOLD] == 1024 or (scenario == "first" and values[THRESHOLD] > 0)
-        ),
-    ),
+    Part("long_prefill_budget"),
+    Part("long_prefill_threshold", keep=lambda scenario, values: values[THRESHOLD] > 0),
     Part("long_prefill_labels"),
     Part("prefix_cache", times=3),
     Part(

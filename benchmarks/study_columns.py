@@ -7,16 +7,37 @@ from typing import Any
 
 import numpy as np
 from study_cases import Case, Column, key, scenario, setting, share
+from study_cells import BUDGET, THRESHOLD
 
-SHORT_AND_LONG = {
-    **{f"short TTFT {p}": key(f"class.short.{p}_ttft_ms") for p in ("p50", "p95", "p99")},
-    **{f"short ITL {p}": key(f"class.short.{p}_itl_ms", 1) for p in ("p50", "p95", "p99")},
-    "long TTFT": key("class.long.p50_ttft_ms"),
-    "long E2EL": key("class.long.p50_e2el_ms"),
-    "tokens/s": key("total_token_throughput"),
+PERCENTILES = ("p50", "p95", "p99")
+LONG_TOKENS = 32_000 + 32
+"""Of the long request of `study_traces.py`, with its answer."""
+
+
+def long_throughput(case: Case) -> str:
+    """Tokens of the long request over the time that it took."""
+    return f"{1e3 * LONG_TOKENS / case.number('class.long.p50_e2el_ms'):,.0f}"
+
+
+SHORT = {
+    **{f"short TTFT {p}": key(f"class.short.{p}_ttft_ms") for p in PERCENTILES},
+    **{f"short ITL {p}": key(f"class.short.{p}_itl_ms", 1) for p in PERCENTILES},
     "steps": key("num_steps"),
     "host share": share("schedule|inputs|update"),
 }
+LONG = {
+    "long TTFT": key("class.long.p50_ttft_ms"),
+    **{f"long ITL {p}": key(f"class.long.{p}_itl_ms", 1) for p in PERCENTILES},
+    "long E2EL": key("class.long.p50_e2el_ms"),
+    "long tokens/s": long_throughput,
+    "all tokens/s": key("total_token_throughput"),
+}
+LONG_PREFILL = {
+    "long_prefill_budget": {"long one": scenario, "budget": setting(BUDGET)},
+    "long_prefill_threshold": {"long one": scenario, "threshold": setting(THRESHOLD)},
+    "long_prefill_labels": {"settings": scenario},
+}
+"""By configuration, what tells its rows apart."""
 
 LONG_CONTEXT = {
     "settings": scenario,

@@ -17,8 +17,10 @@ import simserve
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 MEASURED = RESULTS / "studies_h200.json"
 HOST_PARTS = ("schedule_s", "update_s", "prepare_s", "sync_s")
-GRAPH_STEP, EAGER_STEP = "32*1@512", "2048"
-"""Steps whose launches stand for those of all steps that replay a graph, and of all others."""
+DECODES, SMALL_STEP, LARGE_STEP = "32*1@512", "512@8000", "2048"
+"""Steps whose launches stand for those of all decodes alone, and of all others by their tokens."""
+SMALL_TOKENS = 1024
+"""Up to so many, a step with prefills replays a graph."""
 
 
 class Real(NamedTuple):
@@ -128,17 +130,23 @@ def real_step(key: str, digits: int = 2) -> PairColumn:
 
 
 def launches(pair: Pair) -> str:
-    """Launches of kernels and graphs in all steps, from those of two kinds of step."""
+    """Launches of kernels and graphs in all steps, from those of three kinds of step."""
     found = (measured() or {})["launches"]
     counts = []
-    for case in (GRAPH_STEP, EAGER_STEP):
+    for case in (DECODES, SMALL_STEP, LARGE_STEP):
         row = found.get(case, {"failure": "not measured"})
         if row["failure"]:
             return "–"
         counts.append(row.get("num_graphs", 0) + row.get("num_kernels", 0))
-    graphs = pair.real.step("num_decode_steps")
-    total = counts[0] * graphs + counts[1] * (pair.real.step("num_steps") - graphs)
-    return f"{total:,.0f}"
+    totals = []
+    for row in pair.real.rows:
+        steps = row["steps"]
+        tokens = steps.get("prefill_step_tokens", [])
+        num_small = sum(one <= SMALL_TOKENS for one in tokens)
+        num_large = steps["num_steps"] - steps["num_decode_steps"] - num_small
+        kinds = (steps["num_decode_steps"], num_small, num_large)
+        totals.append(sum(n * count for n, count in zip(kinds, counts, strict=True)))
+    return f"{statistics.median(totals):,.0f}"
 
 
 def pair_table(columns: Mapping[str, PairColumn], config: str) -> list[list[str]] | None:
@@ -163,23 +171,44 @@ def microseconds(row: Mapping[str, Any]) -> float:
 
 
 def provenance() -> str:
-    """What ran, where and when, in a line."""
+    """What ran, where and when, in a line; then what is still there of sittings before."""
     report = measured()
     if report is None:
         return ""
     environment = report["environment"]
     gpu = ", ".join(dict.fromkeys(environment["gpu"].split(", ")))  # once for GPUs of one kind
     versions = report["machines"].get("blocks of 16", {}) | environment["packages"]
-    code = report.get("code") or f"simserve at {commit(environment)}"
-    sittings = " and ".join(f"{one['wall_s']:.0f}" for one in report["sittings"])
+    *before, last = report["sittings"]
     left = f"; left out when time was up: {', '.join(report['left_out'])}"
+    older: dict[str, list[str]] = {}
+    for one in before:
+        older.setdefault(code(one), []).extend(what_is_left(report, one))
+    texts = [f"{', '.join(names)} ({at})" for at, names in older.items() if names]
     return (
-        f"{gpu}, torch {versions['torch']}, Triton {versions['triton']}, {code}, "
-        f"{report['date'][:10]}: `python benchmarks/studies_gpu.py`, {sittings} s"
+        f"{gpu}, torch {versions['torch']}, Triton {versions['triton']}, {code(last)}: "
+        f"`python benchmarks/studies_gpu.py`, {last['wall_s']:.0f} s"
         f"{left if report['left_out'] else ''}."
+        f"{' Of sittings before: ' * bool(texts)}{'; '.join(texts)}{'.' * bool(texts)}"
     )
 
 
-def commit(environment: Mapping[str, Any]) -> str:
-    found: str = environment["commit"] or "no commit"
-    return found[:12] + (" with changes" if found.endswith("+") else "")
+def what_is_left(report: Mapping[str, Any], sitting: Mapping[str, Any]) -> Sequence[str]:
+    """Configurations, and ways of whole steps, of which the tables show this sitting."""
+    names = {
+        kind: [
+            (name, row)
+            for name, row in report[kind].items()
+            if row.get("sitting") == sitting["date"]
+        ]
+        for kind in ("cells", "steps")
+    }
+    configs = [row["config"].replace("_", " ") for _, row in names["cells"]]
+    ways = [f"steps by {name.partition(' ')[0].upper()}" for name, _ in names["steps"]]
+    return list(dict.fromkeys(configs + ways))
+
+
+def code(sitting: Mapping[str, Any]) -> str:
+    """What ran and on which day: what somebody has noted of the code, else its commit."""
+    at = sitting.get("commit") or "no commit"
+    changes = " with changes" * at.endswith("+")
+    return f"{sitting.get('code') or f'simserve at {at[:12]}{changes}'}, {sitting['date'][:10]}"

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 from study_attention import decode_steps
-from study_cases import key, scenario, setting, share, shown
+from study_cases import key, scenario, share, shown
 from study_cells import BUDGET, PARTS, THRESHOLD
 from study_columns import (
     ALLOCATOR,
     BLOCK_SIZE,
+    LONG,
     LONG_CONTEXT,
+    LONG_PREFILL,
     PRESSURE,
-    SHORT_AND_LONG,
+    SHORT,
     TEMPLATE,
     TEMPLATE_ORDER,
     sequences,
@@ -80,14 +82,23 @@ def prefix_cache() -> Lines:
     if not found:
         return NOT_MEASURED
     names = [f"{pair.real.scenario}, {which}" for pair in found for which in ("first", "repeat")]
-    cells = [["prompt tokens", *names]]
+    cells = [["prompt tokens", "hit tokens", *names]]
+    (with_cache,) = (pair for pair in found if pair.real.scenario == "cache on")
     for prompt_len in PROMPT_LENS:
-        cells.append([f"{prompt_len:,}"])
+        cells.append([f"{prompt_len:,}", hit_tokens(with_cache, f"repeat {prompt_len}")])
         for pair in found:
             for which in ("cold", "repeat"):
                 column = key(f"class.{which} {prompt_len}.p50_ttft_ms", 1)
                 cells[-1].append(both(column)(pair))
     return list(markdown_table(cells))
+
+
+def hit_tokens(pair: Pair, name: str) -> str:
+    """Of a class of requests, each time it ran; once if all found as many."""
+    tables = [pd.DataFrame(row["requests"]) for row in pair.real.rows]
+    tables.append(pair.simulated.result.requests)
+    sums = (table.loc[table["class"] == name, "cached_tokens"].sum() for table in tables)
+    return " / ".join(dict.fromkeys(f"{one:,}" for one in sums))
 
 
 def block_kernels() -> Lines:
@@ -159,16 +170,12 @@ def point(pair: Pair, number: str, factor: float) -> tuple[float, float] | None:
     return None if None in values else (factor * values[0], factor * values[1])
 
 
-BUDGET_COLUMNS = {"long one": scenario, "budget": setting(BUDGET), **SHORT_AND_LONG}
-THRESHOLD_COLUMNS = {"long one": scenario, "threshold": setting(THRESHOLD), **SHORT_AND_LONG}
-
 BLOCKS: dict[str, Callable[[], Lines]] = {
     "h200": what_ran,
     "h200:picture": picture("real-and-simulated", "Every cell, simulated over real"),
     "h200:long_prefill_picture": picture("long-prefill-h200", "First tokens in both worlds"),
-    "h200:long_prefill_budget": of("long_prefill_budget", BUDGET_COLUMNS),
-    "h200:long_prefill_threshold": of("long_prefill_threshold", THRESHOLD_COLUMNS),
-    "h200:long_prefill_labels": of("long_prefill_labels", {"settings": scenario, **SHORT_AND_LONG}),
+    **{f"h200:{name}": of(name, heads | SHORT) for name, heads in LONG_PREFILL.items()},
+    **{f"h200:{name}:long": of(name, heads | LONG) for name, heads in LONG_PREFILL.items()},
     "h200:prefix_cache": prefix_cache,
     "h200:long_context_documents": of("long_context_documents", LONG_CONTEXT),
     "h200:long_context_turns": of("long_context_turns", LONG_CONTEXT),

@@ -83,7 +83,7 @@ def draw_real_and_simulated(
 ) -> bytes:
     """Points (real, simulated) in ms, a panel a number, a colour a study; the diagonal is equal."""
     with styled():
-        figure = Figure(figsize=(5.2 * len(panels), 5.6), dpi=100, layout="constrained")
+        figure = Figure(figsize=(5.8 * len(panels), 5.6), dpi=100, layout="constrained")
         row = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (title, groups) in zip(row, panels.items(), strict=True):
             dress(axes, title, "on the H200 (ms)", "simulated (ms)")

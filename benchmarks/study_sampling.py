@@ -29,6 +29,17 @@ NAMES = {
     "5": "and of the 5 likeliest",
     "20": "and of the 20 likeliest",
 }
+USES = {
+    "greedy": ("the likeliest", "answers that should not vary: code, mathematics, extraction"),
+    "temperature": ("temperature", "conversation; all tokens remain possible"),
+    "min_p": ("min-p", "high temperatures: drops what is unlikely beside the best"),
+    "top_k": ("top-k", "a fixed number of candidates"),
+    "top_p": ("top-p", "open text: the more candidates, the less sure the model is"),
+    "top_k top_p": ("top-k, top-p", "the same with a bound on the candidates"),
+    "penalties": ("penalties", "against repetition; here with a temperature"),
+    "20": ("20 log-probabilities", "evaluation, ranking, beams; on top of a method"),
+}
+USED_ROWS = (1, 64, 256)
 LOGPROBS = ("None", "0", "1", "5", "20")
 PLACES = ((1, 128_256), (16, 128_256), (64, 128_256), (256, 128_256), (512, 128_256))
 OTHER_PLACES = ((256, 32_000), (256, 151_936))
@@ -75,6 +86,15 @@ def measured_rows() -> list[list[str]]:
     cells = [["", *(f"{rows} × {vocab // 1000}k" for rows, vocab in places)]]
     for method, name in NAMES.items():
         cells.append([name, *(f"{found[method, *place]:,.0f}" for place in places)])
+    return cells
+
+
+def method_rows() -> list[list[str]]:
+    """What each method is for, and what it takes: µs a call."""
+    found = medians()
+    cells = [["method", "for", *(f"{rows} rows" if rows > 1 else "1 row" for rows in USED_ROWS)]]
+    for method, (name, use) in USES.items():
+        cells.append([name, use, *(f"{found[method, n, 128_256]:,.0f}" for n in USED_ROWS)])
     return cells
 
 

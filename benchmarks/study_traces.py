@@ -44,7 +44,7 @@ def one_template(kind: str) -> Iterator[TraceRequest]:
     """40 requests on a template of 4,096 tokens: of one tenant, of four, or in name only."""
     for i in range(40):
         template = (f"template{i}" if kind == "unique" else "template", 4096)
-        salt = f"tenant{i % 4}" if kind == "salted" else None
+        salt = {"shared": "tenant0", "salted": f"tenant{i % 4}"}.get(kind)
         yield request(i, 0.3 * i, (template, (f"own{i}", 100)), "all", salt)
 
 

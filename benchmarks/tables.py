@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from accuracy import TABLES as ACCURACY
+from accuracy_causes import table as accuracy_causes_table
 from accuracy_cross import table as accuracy_cross_table
 from calibrated_runs import step_table as calibrated_steps_table
 from calibrated_runs import table as calibrated_runs_table
@@ -208,16 +209,23 @@ def host_share(report: Report) -> Iterator[str]:
 
 
 def speculative(report: Report) -> Iterator[str]:
-    """Steps of decodes with and without drafts, and what part the lookup has in them."""
+    """Steps of decodes by who drafts, what part that has in them, and how many tokens they give."""
     yield f"{provenance(report)}; medians, ms."
     yield ""
-    cells = [["requests", "k", "steps", "tokens", "step", "draft", "forward", "sample", "prepare"]]
-    rows = sorted(report["rows"], key=lambda row: (row["batch"], row["num_speculative_tokens"]))
-    for row in rows:
-        drafts = [row["step_ms"], row.get("draft_ms", 0.0)]
-        times = [*drafts, *(row[f"{part}_ms"] for part in ("forward", "sample", "prepare"))]
-        numbers = [row["batch"], row["num_speculative_tokens"], row["num_steps"]]
-        cells.append([*map(str, numbers), f"{row['num_tokens']:g}", *(f"{t:.2f}" for t in times)])
+    parts = ["draft", "forward", "sample", "prepare"]
+    cells = [["requests", "drafts", "k", "steps", "tokens", "step", *parts, "accepted", "a token"]]
+    for row in sorted(report["rows"], key=lambda row: row["batch"]):
+        k = row["num_speculative_tokens"]
+        length = row.get("spec_decode_mean_acceptance_length", 1.0)
+        times = [row["step_ms"], *(row.get(f"{part}_ms", 0.0) for part in parts)]
+        cells.append(
+            [
+                str(row["batch"]),
+                row.get("drafts", "ngram" if k else "none"),
+                *(str(k), str(row["num_steps"]), f"{row['num_tokens']:g}"),
+                *(f"{one:.2f}" for one in (*times, length - 1, row["step_ms"] / length)),
+            ]
+        )
     yield from markdown_table(cells)
 
 
@@ -245,12 +253,14 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "kernels: counters": ("kernels_counters_h200.json", counters),
     "steps": ("real_steps_h200.json", steps),
     "speculative": ("speculative_h200.json", speculative),
+    "speculative: draft model": ("speculative_draft_h200.json", speculative),
     "real: host": ("real_vs_sim.json", host_share),
     "real and simulated": ("real_vs_sim.json", real_and_simulated),
     "calibrated: steps": ("calibrated_runs_h200.json", calibrated_steps_table),
     "calibrated: runs": ("calibrated_runs_h200.json", calibrated_runs_table),
     "accuracy: transfer": ("accuracy.json", ACCURACY["transfer"]),
     "accuracy: cross": ("accuracy_cross.json", accuracy_cross_table),
+    "accuracy: causes": ("accuracy_causes.json", accuracy_causes_table),
     "accuracy: steps 8B": ("accuracy.json", ACCURACY["steps 8B"]),
     "accuracy: blind 8B": ("accuracy.json", ACCURACY["blind 8B"]),
     "accuracy: host known 8B": ("accuracy.json", ACCURACY["host known 8B"]),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -17,8 +17,9 @@ from simserve.config.environment import collect
 from simserve.config.executor import Real
 from simserve.config.loader import ConfigSource, LoadedConfig, load_config
 from simserve.config.overrides import Overrides
+from simserve.config.scheduler import Scheduler
 from simserve.engine.simulation import Outcome, ctrl_c_calls, simulate
-from simserve.errors import ConfigError, StalledError, TraceError
+from simserve.errors import StalledError, TraceError
 from simserve.metrics.options import MetricOptions, RunInfo, Scalar
 from simserve.metrics.recorder import RowSink, RunData
 from simserve.metrics.repetitions import summarise_repetitions
@@ -117,8 +118,7 @@ def _run_all(
     only if there is no whole one."""
     opened = None
     if isinstance(loaded.config.executor, Real) and machine is None:
-        with _naming(loaded.source):
-            machine = opened = open_machine(loaded)
+        machine = opened = open_machine(loaded)
     loaded = with_pool_size(loaded, machine)
     first_seed = loaded.config.seed
     count = loaded.config.metrics.repetitions
@@ -160,16 +160,6 @@ def _is_empty_folder(path: Path) -> bool:
         return False
 
 
-@contextmanager
-def _naming(source: str | None) -> Iterator[None]:
-    """Problems with a configuration say which file it came from."""
-    try:
-        yield
-    except ConfigError as error:
-        problems = [replace(one, file=one.file or source) for one in error.problems]
-        raise ConfigError(problems) from error
-
-
 def _run_once(
     loaded: LoadedConfig,
     seed: int,
@@ -180,8 +170,7 @@ def _run_once(
     kv = None
     if loaded.config.kv_cache.prefix_cache_at_start == "warm":
         kv = _warmed(loaded, seed, machine)
-    with _naming(loaded.source):
-        built = build(loaded, seed, machine=machine, sink=sink, kv=kv)
+    built = build(loaded, seed, machine=machine, sink=sink, kv=kv)
     outcome = _simulate(loaded, built, progress)
     if not built.recorder.num_requests:
         raise TraceError(f"no requests are left to run; left out: {dict(built.workload.counts)}")
@@ -222,8 +211,7 @@ def _simulate(loaded: LoadedConfig, built: Built, progress: Progress | None) -> 
 
 def _warmed(loaded: LoadedConfig, seed: int, machine: Machine | None) -> KVCacheManager:
     """The KV cache as the run's own requests leave it when they are served once."""
-    with _naming(loaded.source):
-        built = build(loaded, seed, machine=machine)
+    built = build(loaded, seed, machine=machine)
     if _simulate(loaded, built, None).status == "interrupted":
         raise KeyboardInterrupt
     return built.parts.kv
@@ -236,7 +224,7 @@ def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None
     extra: dict[str, Scalar] = {
         "seed": seed,
         "scheduler": config.scheduler.kind,
-        "decisions": f"vllm {config.scheduler.compat}",
+        "decisions": _decisions(config.scheduler),
         "timing": timing,
         "reachable_in_engine": loaded.reachable_in_engine,
         "gpu": loaded.gpu.name,
@@ -260,6 +248,13 @@ def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None
         max_concurrency=config.workload.max_concurrency,
         extra=extra,
     )
+
+
+def _decisions(scheduler: Scheduler) -> str:
+    """Whose decisions the run has."""
+    if scheduler.kind == "vllm":
+        return f"vllm {scheduler.compat}"
+    return f"own scheduler {scheduler.kind}" if ":" in scheduler.kind else scheduler.kind
 
 
 def _conditions(loaded: LoadedConfig, built: Built, machine: Machine | None) -> dict[str, Scalar]:
@@ -298,4 +293,5 @@ def _remarks(built: Built) -> tuple[str, ...]:
     trace = built.workload.trace
     of_trace = trace.report.warnings if trace is not None else ()
     of_sampling = built.sampling.remarks if built.sampling is not None else ()
-    return (*of_trace, *getattr(built.cost_model, "remarks", ()), *of_sampling)
+    of_cost = getattr(built.cost_model, "remarks", ())
+    return (*of_trace, *built.warnings, *of_cost, *of_sampling)

@@ -4,7 +4,7 @@ SimserveError
 ├── ConfigError          a configuration is wrong (exit status 2); holds one `Problem` a fault
 ├── TraceError           a trace file is wrong (exit status 2): file, row and field
 ├── UnknownNameError     a registry has no such name (exit status 2); suggests near ones
-├── PluginError          a user's class lacks a method or cannot be imported (exit status 2)
+├── PluginError          a user's class cannot be imported, lacks a method or errs (exit status 2)
 ├── CapacityError        the model does not fit the GPU, or the KV pool is too small (exit status 2)
 ├── StalledError         no progress is possible any more: who waits for what (exit status 3)
 ├── OutOfDomainError     a profile cannot price this step (exit status 3)
@@ -28,14 +28,25 @@ __all__ = [
     "StalledError",
     "TraceError",
     "UnknownNameError",
+    "counted",
     "did_you_mean",
 ]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the nearest known name, or an empty string."""
-    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean '{near[0]}'?)" if near else ""
+    """`" (did you mean 'x'?)"` for the nearest known name in any case, or an empty string."""
+    by_lower = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return f" (did you mean '{by_lower[near[0]]}'?)" if near else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "request"), counted(2, "request")
+    ('1 request', '2 requests')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class SimserveError(Exception):
@@ -56,7 +67,12 @@ class Problem:
     source: str | None = None
 
     def render(self) -> str:
-        """`file:line:col: path: message`, then the source line with a caret under the column."""
+        """`file:line:col: path: message`, then the source line with a caret under the column.
+
+        The message alone, if it has no place: it is not about a configuration.
+        """
+        if self.file is None and not self.path:
+            return self.message
         where = self.file or "<config>"
         if self.line is not None:
             where += f":{self.line}:{self.column or 1}"
@@ -90,7 +106,7 @@ class UnknownNameError(SimserveError):
 
 
 class PluginError(SimserveError):
-    """A class given by name cannot be imported or does not fulfil its protocol."""
+    """A class given by name cannot be imported, or does not do what its protocol says."""
 
 
 class CapacityError(SimserveError):

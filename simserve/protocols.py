@@ -99,7 +99,7 @@ class Decodes(Protocol):
         """It leaves, with the slots it has taken so far. Called before `request.leave()`."""
         ...
 
-    def take_slots(self) -> Mapping[str, tuple[Sequence[int], ...]] | None:
+    def take_slots(self) -> dict[str, tuple[Sequence[int], ...]] | None:
         """A slot for each; the new blocks of those that needed one. None: too few were free."""
         ...
 
@@ -171,6 +171,10 @@ class KVCacheManager(Protocol):
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Commit the full blocks of the first `num_computed_tokens` tokens to the prefix cache."""
+        ...
+
+    def uncommit(self, request: Request, num_computed_tokens: int) -> None:
+        """Take its blocks beyond the first `num_computed_tokens` tokens out of the prefix cache."""
         ...
 
     def free(self, request: Request) -> None:

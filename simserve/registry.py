@@ -1,7 +1,8 @@
 """Names to classes: built-ins (strings, so that listing imports nothing), plug-ins, user code.
 
 A name is looked up as a built-in, then as an entry point of group `simserve.<group>`, then, if it
-has the form `package.module:Class`, by import (the current directory is on the path).
+has the form `package.module:Class`, by import: also from the current directory, and from the folder
+of the configuration.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import inspect
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from simserve.errors import PluginError, UnknownNameError, did_you_mean
 
-__all__ = ["BUILTINS", "REQUIRED", "check_protocol", "names", "resolve"]
+__all__ = ["BUILTINS", "REQUIRED", "check_protocol", "is_builtin", "names", "resolve"]
 
 BUILTINS: dict[str, dict[str, str]] = {
     "schedulers": {
@@ -68,6 +70,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         "get_computed_blocks",
         "allocate_slots",
         "can_hold",
+        "can_hold_all",
         "cache_blocks",
         "free",
         "forget",
@@ -88,8 +91,18 @@ def names(group: str) -> list[str]:
     return found + sorted(set(plugged_in) - set(found))
 
 
-def resolve(group: str, name: str) -> Any:
+def is_builtin(group: str, name: str) -> bool:
+    """Whether the project itself brings what goes by this name."""
+    return name in BUILTINS[group]
+
+
+def resolve(group: str, name: str, base_dir: Path | None = None) -> Any:
     """The class that `name` stands for.
+
+    Args:
+        group: what kind of class.
+        name: built-in, of an entry point, or `module:Class`.
+        base_dir: a folder in which modules are looked for, after all others.
 
     Raises:
         UnknownNameError: no such name; the message lists what there is.
@@ -106,18 +119,44 @@ def resolve(group: str, name: str) -> Any:
                 f"no {group[:-1].replace('_', ' ')} is called '{name}'{did_you_mean(name, known)}; "
                 f"there are {', '.join(known)}, or your own as 'module:Class'"
             )
-        target = name
-    module_name, _, attribute = target.partition(":")
-    if "" not in sys.path and target == name:
+        return _own(name, base_dir)
+    return _imported(target)
+
+
+def _own(name: str, base_dir: Path | None) -> Any:
+    module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        hint = f" (the file {module_name}.py without its folder)" if "/" in module_name else ""
+        raise PluginError(
+            f"'{name}' is not 'module:Class': give a module as it is imported{hint}, such as "
+            "'my_module:MyClass'"
+        )
+    if "" not in sys.path:
         sys.path.insert(0, "")
+    beside = str((base_dir or Path()).resolve())
+    if base_dir is not None and beside not in sys.path:
+        sys.path.append(beside)
+    return _imported(name)
+
+
+def _imported(target: str) -> Any:
+    module_name, _, attribute = target.partition(":")
     try:
         return getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise PluginError(f"cannot load '{target}': {error}") from error
+        is_lacking = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        where = (
+            "; modules are looked for in the current directory, beside the configuration, and "
+            "where Python has its packages"
+        )
+        raise PluginError(f"cannot load '{target}': {error}{where * is_lacking}") from error
 
 
-def check_protocol(cls: type, group: str) -> None:
-    """Raise PluginError naming every method that `cls` lacks to serve in `group`."""
+def check_protocol(cls: Any, group: str) -> None:
+    """Raise PluginError if `cls` is no class, or naming every method it lacks for `group`."""
+    if not isinstance(cls, type):
+        name = getattr(cls, "__name__", type(cls).__name__)
+        raise PluginError(f"'{name}' cannot serve among {group}: it is not a class")
     missing = [name for name in REQUIRED[group] if inspect.getattr_static(cls, name, cls) is cls]
     if missing:
         raise PluginError(

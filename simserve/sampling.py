@@ -85,6 +85,19 @@ class RequestSampling:
             "bad_words": tuple(chain.from_iterable(self.bad_words)),
         }
 
+    @property
+    def contradiction(self) -> tuple[str, str] | None:
+        """A setting that leaves no token to choose from beside the others, and why."""
+        if self.allowed_token_ids is None:
+            return None
+        single = {word[0] for word in self.bad_words if len(word) == 1}
+        left = set(self.allowed_token_ids) - single
+        if not left:
+            return "bad_words", "leave none of allowed_token_ids"
+        if self.min_tokens and left <= set(self.stop_token_ids):
+            return "min_tokens", "all of allowed_token_ids end a request: none is left before that"
+        return None
+
 
 def _check(name: str, value: object, holds: bool, what: str) -> None:
     if not holds:

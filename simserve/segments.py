@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ Segments = tuple[Part, ...]
 
 def total_len(parts: Iterable[Part]) -> int:
     """Number of tokens in `parts`."""
-    return sum(length for _, length in parts)
+    return sum(map(itemgetter(1), parts))
 
 
 def segment_tokens(segment: Segment, length: int, vocab_size: int) -> NDArray[np.int64]:

@@ -328,7 +328,7 @@ class StepResult:
 
 def seconds_at(seconds: float | NDArray[np.float64], step: int) -> float:
     """A part of a `StepResult`, or of a price, in one step of its run."""
-    return seconds if isinstance(seconds, float | int) else float(seconds[step])
+    return seconds if isinstance(seconds, (float, int)) else float(seconds[step])
 
 
 class StepOutput(NamedTuple):

@@ -68,6 +68,8 @@ def test_a_run_gives_frames_and_writes_nothing(
     assert result.summary["completed"].tolist() == [60]
     assert len(result.steps) == result.summary_dict["num_steps"]
     assert "<table>" in result._repr_html_()
+    assert len(repr(result)) < 100
+    assert {"run", "RunResult"} <= set(dir(simserve))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -166,7 +168,9 @@ def test_a_stalled_engine_says_who_waits_for_what(tmp_path: Path) -> None:
 def test_a_budget_error_names_the_file(tmp_path: Path) -> None:
     source = tmp_path / "mine.yaml"
     source.write_text(json.dumps(config(scheduler__options={"a": 1})))
-    with pytest.raises(ConfigError, match=r"mine.yaml: scheduler.options.a: vllm has no such"):
+    with pytest.raises(
+        ConfigError, match=r"mine.yaml:1:\d+: scheduler.options.a: vllm has no such"
+    ):
         simserve.run(source)
 
 

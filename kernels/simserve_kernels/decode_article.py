@@ -340,8 +340,9 @@ def _tile(call: DecodeCall, num_programs: int, partition: int) -> tuple[int, int
     """Return tokens of a tile, warps and stages.
 
     On the packed layout nothing but other warps hides how long a load takes: few large programs, or
-    many of one warp. But a V1 program of one warp with a long sequence would set the time of a
-    ragged batch. (Copies ahead of time, through shared memory, take twice as long.)
+    many of one warp. A V1 program has a whole sequence, the longest of which sets the time of a
+    ragged batch: it is large, too. (Copies ahead of time, through shared memory, take twice as
+    long.)
     """
     if call.k_cache.dtype == torch.float32:
         return 16, 4, 1
@@ -349,7 +350,9 @@ def _tile(call: DecodeCall, num_programs: int, partition: int) -> tuple[int, int
         return (64 if call.head_size <= 128 else 32), 2, 3
     if num_programs <= 512:
         return 64, 8, 1
-    one_warp = partition and num_programs > 1024 and call.head_size <= 128
+    if not partition:
+        return 32, 8, 1
+    one_warp = num_programs > 1024 and call.head_size <= 128
     return 16, 1 if one_warp else 4, 1
 
 

@@ -24,7 +24,7 @@ from simserve_kernels.sampling_values import (
     weight_of,
 )
 
-__all__ = ["gather_kernel", "sketch_kernel", "survey_kernel"]
+__all__ = ["LARGEST_ID", "gather_kernel", "sketch_kernel", "survey_kernel"]
 
 PIECES = tl.constexpr(16)
 """A sample is so many runs of tokens, evenly spaced in the vocabulary."""

@@ -14,6 +14,7 @@ from simserve_kernels.sampling_settings import (
     PROMPT_BIT,
     RuleColumns,
     SamplingColumns,
+    TokenLogprobs,
 )
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "draw",
     "kept_tokens",
     "kept_weights",
+    "logprobs_of",
     "sample",
     "second_uniforms",
+    "store_logprobs",
     "uniforms",
 ]
 
@@ -185,6 +188,33 @@ def _apply_entries(
     at = token.clamp(min=0).long()
     added.scatter_add_(1, at, torch.where(holds, value, 0.0).to(logits.dtype))
     logits += added
+
+
+def store_logprobs(
+    out: TokenLogprobs, logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor
+) -> None:
+    """Fill the rows of `out` that ask; arguments as of `sampling_logprobs.store_logprobs`."""
+    rows = (wanted >= 0).nonzero()[:, 0]
+    found = logprobs_of(logits[rows], tokens[rows], out.ids.shape[1] - 1)
+    for column, values in zip(out, found, strict=True):
+        column[rows] = values
+
+
+def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, n: int) -> TokenLogprobs:
+    """Return log-softmax in float32 of the chosen tokens `[R]` and of the n likeliest of each row.
+
+    Ranks are by logits, which are in order where rounded log-probabilities are equal.
+    """
+    x = logits.float()
+    logprobs = x.log_softmax(-1)
+    chosen = tokens.long().unsqueeze(1)
+    order = x.sort(dim=-1, descending=True, stable=True).indices
+    ids = torch.cat([chosen, order[:, :n]], dim=1)
+    return TokenLogprobs(
+        ids=ids.int(),
+        logprobs=logprobs.gather(1, ids),
+        ranks=(x >= x.gather(1, chosen)).sum(-1, dtype=torch.int32),
+    )
 
 
 def _numbers(logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

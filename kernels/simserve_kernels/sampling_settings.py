@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from simserve_kernels.checks import check_dtype, check_shape
+from simserve_kernels.checks import check_dtype, check_last_dim_contiguous, check_shape
 
 __all__ = [
     "GREEDY_BELOW",
@@ -20,6 +20,7 @@ __all__ = [
     "SamplingColumns",
     "SamplingParams",
     "SamplingPath",
+    "TokenLogprobs",
 ]
 
 SamplingPath = Literal["greedy", "random", "mixed"]
@@ -215,3 +216,31 @@ class RuleColumns(NamedTuple):
             check_shape(name, column, shapes.get(name, (n,)))
             if not column.is_contiguous():
                 raise ValueError(f"{name} is strided: a column must be contiguous")
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of R chosen tokens, and of the n likeliest beside each."""
+
+    ids: torch.Tensor
+    """int32 `[R, 1 + n]`: the chosen token, then the likeliest; equal ones in order of id."""
+    logprobs: torch.Tensor
+    """float32 `[R, 1 + n]`: of `ids`, by raw logits: before masks, penalties and temperature."""
+    ranks: torch.Tensor
+    """int32 `[R]`: how many tokens are at least as likely as the chosen one, itself included."""
+
+    def check(self, num_rows: int) -> None:
+        """Refuse columns that do not fit.
+
+        Raises:
+            TypeError, ValueError: a dtype, a shape, or entries of a row that lie apart.
+        """
+        width = self.ids.shape[-1]
+        for name, one, dtype in (
+            ("ids", self.ids, torch.int32),
+            ("logprobs", self.logprobs, torch.float32),
+        ):
+            check_dtype(name, one, (dtype,))
+            check_shape(name, one, (num_rows, width))
+            check_last_dim_contiguous(name, one)
+        check_dtype("ranks", self.ranks, (torch.int32,))
+        check_shape("ranks", self.ranks, (num_rows,))

@@ -18,6 +18,15 @@ __all__ = ["calibrate"]
 
 _OPTIONS = {"model": "--model", "gpu": "--gpu", "executor.device": "--device"}
 """Which option sets a key."""
+TimeLimitOption = Annotated[
+    float,
+    typer.Option(
+        min=1.0,
+        metavar="SECONDS",
+        help="For all of it, loading included. One round of all designed steps and the traffic "
+        "run in any case.",
+    ),
+]
 
 
 def calibrate(
@@ -31,9 +40,7 @@ def calibrate(
         str | None, typer.Option(help="GPU preset. Default: the one with this GPU's name.")
     ] = None,
     device: Annotated[str, typer.Option(help="cuda, or cpu (plain torch).")] = "cuda",
-    time_limit: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", help="For all of it, loading included.")
-    ] = 110.0,
+    time_limit: TimeLimitOption = 110.0,
     traffic_steps: Annotated[
         int, typer.Option(min=20, help="Steps of each of four streams of traffic.")
     ] = 300,

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from simserve.kv.capacity import Capacity
+    from simserve.types import ModelShape
 
 __all__ = ["capacity"]
 
@@ -22,31 +23,46 @@ def capacity(
     kv_cache_dtype: Annotated[str, typer.Option(help="auto: that of the weights.")] = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     gpu_memory_utilization: Annotated[float, typer.Option(help="Share of the GPU to use.")] = 0.9,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of a step.")] = 8192,
-    max_num_seqs: Annotated[int, typer.Option(help="Most requests in a step.")] = 256,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Token budget of a step. Default: as `run` has it.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Most requests in a step. Default: as `run` has it.")
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Check that a request of so many tokens fits.")
+    ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Of speculative decoding: preset or path, as --model.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print KV bytes per token, and the KV blocks left on a GPU beside weights and buffers."""
-    from dataclasses import replace
-
-    from simserve.config.presets import load_gpu, load_model
+    from simserve.config.presets import load_gpu
+    from simserve.config.resolve import with_defaults
+    from simserve.config.scheduler import Scheduler
     from simserve.kv.capacity import fit_kv_cache
 
-    shape = load_model({"config": model} if _is_path(model) else model)
-    if dtype != "auto":
-        shape = replace(shape, dtype=dtype)
-    result = fit_kv_cache(
-        shape,
-        load_gpu(gpu),
-        kv_cache_dtype=kv_cache_dtype,
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
+    shape = _shape(model, dtype)
+    given = Scheduler(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
+    )
+    on_gpu = load_gpu(gpu)
+    limits = with_defaults(given, shape, on_gpu)
+    assert limits.max_num_batched_tokens is not None
+    assert limits.max_num_seqs is not None
+    result = fit_kv_cache(
+        shape,
+        on_gpu,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=max_model_len,
+        draft=_shape(draft_model, dtype) if draft_model else None,
     )
     if as_json:
         print(json.dumps(_fields(result), indent=2))
@@ -55,12 +71,19 @@ def capacity(
             result,
             f"{shape.num_hidden_layers} layers, {shape.num_key_value_heads} KV "
             f"heads, head_dim {shape.head_dim}",
+            f"max_num_batched_tokens {limits.max_num_batched_tokens:,}, "
+            f"max_num_seqs {limits.max_num_seqs:,}",
         )
 
 
-def _is_path(model: str) -> bool:
-    """Whether a model is given as a file or folder and not by a preset's name."""
-    return model.endswith(".json") or "/" in model
+def _shape(model: str, dtype: str) -> ModelShape:
+    """Of a preset, or a file or folder."""
+    from dataclasses import replace
+
+    from simserve.config.presets import load_model
+
+    shape = load_model({"config": model} if model.endswith(".json") or "/" in model else model)
+    return shape if dtype == "auto" else replace(shape, dtype=dtype)
 
 
 def _fields(result: Capacity) -> dict[str, str | int]:
@@ -73,7 +96,7 @@ def _fields(result: Capacity) -> dict[str, str | int]:
     return {**asdict(result), **usable}
 
 
-def _print_table(result: Capacity, shape: str) -> None:
+def _print_table(result: Capacity, shape: str, limits: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -97,7 +120,8 @@ def _print_table(result: Capacity, shape: str) -> None:
         table.add_row(label, f"{num_bytes / gib:.3f}")
     per_token = result.kv_bytes_per_token
     lines = (
-        f"These figures hold for {shape}, weights in {result.dtype}, KV in {result.kv_dtype}.",
+        f"These figures hold for {shape}, weights in {result.dtype}, KV in {result.kv_dtype}, "
+        f"{limits}.",
         f"KV cache: {per_token:,} bytes a token ({per_token / 1024:g} KiB), "
         f"{per_token * 32768 / gib:.2f} GiB for 32768 tokens",
         f"num_gpu_blocks: {result.num_gpu_blocks:,} of {result.block_size} tokens, the null block "

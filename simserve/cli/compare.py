@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from simserve.cli.json_file import JsonOption, write_json
-from simserve.errors import ConfigError
+from simserve.errors import ConfigError, did_you_mean
 
 __all__ = ["compare"]
 
@@ -57,6 +57,7 @@ def compare(
             f"{', '.join(map(str, runs))} are one run, or repetitions of one"
         )
     comparisons = [compare_results(results[0], other) for other in results[1:]]
+    _check_known(limits, [key for one in results for summary in one.summaries for key in summary])
     missed = []
     for one in comparisons:
         print_comparison(one, all_settings=settings)
@@ -65,6 +66,14 @@ def compare(
     if missed:
         typer.echo(f"beyond tolerance, or not to be judged: {', '.join(missed)}")
         raise typer.Exit(1)
+
+
+def _check_known(limits: dict[str, float], keys: list[str]) -> None:
+    for key in limits:
+        if key not in keys:
+            raise ConfigError(
+                f"--tolerance {key}: no result has such a number{did_you_mean(key, keys)}"
+            )
 
 
 def _parse_tolerances(texts: list[str]) -> dict[str, float]:

@@ -43,6 +43,7 @@ def _print_verdict(comparison: Comparison, console: Console) -> None:
         console.print("no recorded setting differs")
     for one in differing:
         console.print(f"  {one}")
+    _print_following(comparison, console)
     for name, facts in comparison.missing.items():
         console.print(f"UNATTRIBUTABLE: {name} does not tell its {', '.join(facts)}")
     if comparison.missing:
@@ -52,6 +53,21 @@ def _print_verdict(comparison: Comparison, console: Console) -> None:
         more = len(comparison.one_sided) - _SHOWN_ONE_SIDED
         console.print(
             f"recorded by one of them only: {shown}{f' and {more} more' if more > 0 else ''}"
+        )
+
+
+def _print_following(comparison: Comparison, console: Console) -> None:
+    """Settings of two simulations that nobody may have set."""
+    from simserve.fidelity.one_variable import following_settings
+
+    engines = (comparison.first.engine, comparison.second.engine)
+    if not comparison.confounded or not all((one or "").startswith("simserve") for one in engines):
+        return
+    following = following_settings(comparison.differing)
+    if following:
+        console.print(
+            f"  where a configuration does not give {' or '.join(following)}, it follows from the "
+            "others: give both runs the same to leave one difference"
         )
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 __all__ = ["explain"]
 
+Metric = Literal["ttft", "e2el"]
+
 
 def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     request: Annotated[
-        str, typer.Argument(metavar="REQUEST", help="A request's id, as requests.parquet has it.")
-    ],
+        str | None,
+        typer.Argument(metavar="REQUEST", help="A request's id, as requests.parquet has it."),
+    ] = None,
+    slowest: Annotated[
+        Metric | None, typer.Option(help="The request with the largest TTFT or E2EL.")
+    ] = None,
 ) -> None:
     """Say in a paragraph and a bar where one request's time went.
 
@@ -29,8 +35,14 @@ def explain(
 
     from simserve.metrics.rundir import read_run
     from simserve.report.explanation import explain as tell
+    from simserve.report.explanation import slowest as find_slowest
 
-    told = tell(read_run(run), request, str(run))
+    if (request is None) == (slowest is None):
+        raise typer.BadParameter("give either a request's id or --slowest", param_hint="REQUEST")
+    result = read_run(run)
+    if slowest is not None:
+        request = find_slowest(result, slowest, str(run))
+    told = tell(result, str(request), str(run))
     console = Console(highlight=False, markup=False)
     console.print(told.paragraph)
     if not told.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +21,9 @@ def fit(
     logs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="LOG…", help="Step logs, or directories of real runs.", show_default=False
+            metavar="LOG…",
+            help="Step logs, directories of real runs, or JSON files of vllm bench forward.",
+            show_default=False,
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="profile.json", help="The profile to write.")],
@@ -33,6 +36,12 @@ def fit(
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Whose profile, if there are logs of several models.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Of results of vllm bench forward that do not say it.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="The same, such as vllm-0.33.0.", metavar="NAME-VERSION")
     ] = None,
     attention_path: Annotated[
         str, typer.Option(help="Kernels and graph modes of step logs, in words.")
@@ -47,8 +56,9 @@ def fit(
     Logs of several models may be given: what they share (kernels, host) is fitted together.
     docs/log-format.md describes the logs, docs/cost-models.md the profile.
     """
-    fitted = [_load(path) for path in logs]
-    unseen = [_load(path) for path in held_out or ()]
+    facts = {"model": model, "gpu": gpu, "engine": engine}
+    fitted = [_load(path, facts) for path in logs]
+    unseen = [_load(path, facts) for path in held_out or ()]
     models = sorted({log.model for log in fitted})
     if model is None and len(models) > 1:
         raise ConfigError(f"logs are of {', '.join(models)}: say with --model whose profile it is")
@@ -67,11 +77,15 @@ def fit(
     _print(profile)
 
 
-def _load(path: Path) -> LoadedLog:
+def _load(path: Path, facts: Mapping[str, str | None]) -> LoadedLog:
     if path.is_dir():
         from simserve.fidelity.run_log import load_run
 
         return load_run(path)
+    if path.suffix == ".json":
+        from simserve.fidelity.forward_results import load_forward_results
+
+        return load_forward_results(path, **facts)
     from simserve.fidelity.fit import load_log
     from simserve.fidelity.vllm_log import read_vllm_log
 

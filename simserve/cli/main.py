@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 from importlib import import_module
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -117,7 +119,19 @@ def _simserve(
     """Replay LLM-serving traces through vLLM's scheduler, on a cost model."""
 
 
+def _end_as_ctrl_c_does(number: int, frame: FrameType | None) -> None:
+    """What is half written is then finished or removed, as each command has it."""
+    action = signal.getsignal(signal.SIGINT)
+    if callable(action):
+        action(number, frame)
+    else:  # a shell that starts it in the background has Ctrl-C ignored
+        raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command line."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # not after nohup
+            signal.signal(number, _end_as_ctrl_c_does)
     gc.set_threshold(100_000)  # imports make many objects and hardly any garbage
     app(prog_name="simserve")

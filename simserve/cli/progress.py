@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from simserve.errors import counted
+
 if TYPE_CHECKING:
     import rich.progress
 
@@ -75,8 +77,9 @@ class Progress:
         else:
             tenth = 10 * num_done // num_total + 1
             self._next_line = -(-num_total * tenth // 10)
-        of_all = "" if num_total is None else f" of {num_total}"
-        print(f"{now_s:.1f} s {self._clock}, {num_done}{of_all} requests", file=sys.stderr)
+        of_all = "" if num_total is None else f"{num_done} of "
+        done = of_all + counted(num_done if num_total is None else num_total, "request")
+        print(f"{now_s:.1f} s {self._clock}, {done}", file=sys.stderr)
 
 
 def _make_bar() -> rich.progress.Progress:

@@ -10,6 +10,7 @@ import typer
 from simserve.cli.options import OverrideOption, QuietOption
 
 if TYPE_CHECKING:
+    from simserve.config.sweep import Sweep
     from simserve.config.sweep_loader import Point
     from simserve.sweep.runner import SweepResult
 
@@ -60,6 +61,8 @@ RealGpuOption = Annotated[
     ),
 ]
 _MAX_ROWS = 40
+_MAX_SETTINGS = 4
+"""Columns of them that leave room for numbers on 80 characters."""
 
 
 def sweep(
@@ -81,7 +84,7 @@ def sweep(
     the same workload unless that is what varies.
 
     Exit status: 0 all points done, 1 some failed (NAME.failure.json says why), 2 wrong
-    configuration, 130 interrupted (--resume goes on from there).
+    configuration, 130 ended by Ctrl-C or SIGTERM (--resume goes on from there).
     """
     from simserve.cli.sweep_progress import SweepProgress
     from simserve.config.sweep_loader import load_points, load_sweep
@@ -113,7 +116,7 @@ def sweep(
             typer.echo(f"{done}; --resume --out {directory} runs the others", err=True)
             raise typer.Exit(130) from None
     if not quiet:
-        _print_result(result, loaded.keys)
+        _print_result(result, loaded.sweep)
     if result.num_failed:
         typer.echo(f"{result.num_failed} of {len(points)} points failed", err=True)
         raise typer.Exit(1)
@@ -141,8 +144,8 @@ def _print_points(points: list[Point]) -> None:
     typer.echo(f"{len(points)} points{failing}")
 
 
-def _print_result(result: SweepResult, keys: list[str]) -> None:
-    """A row a point: scenario and swept values, then latencies."""
+def _print_result(result: SweepResult, sweep: Sweep) -> None:
+    """A row a point: what tells it from others, then latencies."""
     from rich.console import Console
     from rich.table import Table
 
@@ -151,11 +154,13 @@ def _print_result(result: SweepResult, keys: list[str]) -> None:
 
     console = Console()
     table = Table()
-    swept = [*(["scenario"] if "scenario" in result.rows[0] else []), *keys]
+    swept = [*(["scenario"] if sweep.type == "scenarios" else []), *sweep.parameters]
+    if sweep.type == "one_at_a_time" or len(swept) > _MAX_SETTINGS:
+        swept = ["point"]
     for name in short_names(swept).values():
         table.add_column(name, overflow="fold")
     for heading in SHOWN.values():
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for row in result.rows[:_MAX_ROWS]:
         cells = ["failed"] if row["status"] == "failed" else shown_cells(row)
         table.add_row(*("–" if row[key] is None else str(row[key]) for key in swept), *cells)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from simserve.metrics.options import Scalar
+from simserve.report.outcomes import NONE_COMPLETED, cached_share, rejections
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["print_run", "print_summary"]
 
-Summary = Mapping[str, object]
+Summary = Mapping[str, Scalar]
 
 _LATENCIES = {
     "ttft": "TTFT",
@@ -42,7 +45,8 @@ def print_run(
     from rich.console import Console
 
     console = Console()
-    print_summary(summary, console, metrics=metrics, percentiles=percentiles)
+    reasons = _reasons(directory) if summary.get("rejected") else []
+    print_summary(summary, console, metrics=metrics, percentiles=percentiles, reasons=reasons)
     console.print(f"run directory: {directory}", highlight=False, soft_wrap=True)
     if picture is not None:
         console.print(f"picture:       {picture}", highlight=False, soft_wrap=True)
@@ -54,6 +58,7 @@ def print_summary(
     *,
     metrics: Sequence[str] | None = None,
     percentiles: Sequence[float] | None = None,
+    reasons: Iterable[str] = (),
 ) -> None:
     """Print latencies, then counts and rates, of a flat summary with vLLM's keys.
 
@@ -62,6 +67,7 @@ def print_summary(
         console: where to print.
         metrics: latencies to show. None: TTFT, ITL, TPOT and E2EL.
         percentiles: columns to show beside the mean. None: 50, 95, 99.
+        reasons: why requests were rejected.
     """
     from rich.table import Table
 
@@ -76,15 +82,15 @@ def print_summary(
             table.add_row(_LATENCIES.get(metric, metric), *cells)
     console.print(table)
     facts = Table(show_header=False)
-    for name, value in _facts(summary).items():
+    for name, value in _facts(summary, reasons).items():
         facts.add_row(name, value)
     console.print(facts)
 
 
-def _facts(summary: Summary) -> dict[str, str]:
+def _facts(summary: Summary, reasons: Iterable[str]) -> dict[str, str]:
     """What stands below the latencies, in order. Nobody asked for goodput: it is left out."""
     facts = {
-        "requests": _requests(summary),
+        "requests": _requests(summary, reasons),
         _clock(summary): f"{_number(summary.get('duration'))} s",
     }
     if summary.get("num_steps") is not None:
@@ -92,7 +98,7 @@ def _facts(summary: Summary) -> dict[str, str]:
     for key, (name, unit) in _RATES.items():
         if summary.get(key) is not None:
             facts[name] = f"{_number(summary[key])} {unit}"
-    facts["prefix-hit tokens"] = _prefix_hits(summary)
+    facts |= _cache(summary)
     facts["preemptions"] = _number(summary.get("num_preemptions"))
     return facts
 
@@ -101,26 +107,41 @@ def _clock(summary: Summary) -> str:
     return "measured time" if summary.get("timing") == "measured" else "simulated time"
 
 
-def _requests(summary: Summary) -> str:
+def _requests(summary: Summary, reasons: Iterable[str]) -> str:
     parts = [f"{_number(summary.get('completed'))} completed"]
     parts += [
         f"{_number(summary[key])} {key}"
         for key in ("rejected", "aborted", "running", "queued")
         if summary.get(key)
     ]
-    return ", ".join(parts)
+    none = [] if summary.get("completed") else [NONE_COMPLETED]
+    return "\n".join([", ".join(parts), *none, *reasons])
 
 
-def _prefix_hits(summary: Summary) -> str:
+def _reasons(directory: Path) -> list[str]:
+    """Why requests were rejected, of a run directory."""
+    from pyarrow.parquet import read_table
+
+    from simserve.metrics.table_file import REQUESTS
+
+    errors = read_table(directory / REQUESTS, columns=["error"])["error"].to_pylist()
+    return list(rejections(filter(None, errors)))
+
+
+def _cache(summary: Summary) -> dict[str, str]:
+    """Every prompt once, then vLLM's counter, which counts a waiting request at every try."""
     hits, queries = summary.get("prefix_cache_hits"), summary.get("prefix_cache_queries")
     if hits is None:
-        return "prefix caching off"
-    text = f"{_number(hits)} of {_number(queries)} looked up"
-    rate = summary.get("prefix_cache_hit_rate")
-    if isinstance(rate, float):
-        text += f" ({100 * rate:.1f} %)"
+        return {"cached prompt tokens": "prefix caching off"}
+    cached, prompts = (_number(summary.get(f"total_{key}_tokens")) for key in ("cached", "input"))
+    share = cached_share(summary)
+    percent = "" if share is None else f" ({100 * share:.1f} %)"
     note = summary.get("prefix_cache_note")
-    return f"{text}\n{note}" if note else text
+    return {
+        "cached prompt tokens": f"{cached} of {prompts}{percent}" + (f"\n{note}" if note else ""),
+        "prefix_cache_hits": f"{_number(hits)} of {_number(queries)} prefix_cache_queries "
+        "(vLLM's counters: each try of a waiting request counts)",
+    }
 
 
 def _number(value: object) -> str:

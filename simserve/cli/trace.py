@@ -10,7 +10,7 @@ import typer
 from simserve.cli.trace_generate import app as generate_app
 from simserve.cli.trace_generate import named_faults
 from simserve.cli.trace_public import fetch, list_traces
-from simserve.errors import SimserveError, TraceError
+from simserve.errors import SimserveError, TraceError, counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +80,7 @@ def validate(file: File, format: Format = "auto", option: ReaderOptions = None) 
     if not report.dropped:
         for warning in report.warnings:
             print(f"warning: {warning}")
-        print(f"ok: {file}: {report.num_requests} requests, format {trace.format}")
+        print(f"ok: {file}: {counted(report.num_requests, 'request')}, format {trace.format}")
         return
     for reason, count in report.dropped.items():
         rows = ", ".join(map(str, report.dropped_rows[reason]))
@@ -146,8 +146,8 @@ def convert(
     for warning in trace.report.warnings:
         print(f"warning: {warning}")
     for name, count in (+counts).items():
-        print(f"{name}: {count} requests")
-    print(f"{num_written} requests written to {out}")
+        print(f"{name}: {counted(count, 'request')}")
+    print(f"{counted(num_written, 'request')} written to {out}")
 
 
 def _open(file: Path, format: str, on_bad_row: str, options: list[str] | None) -> Trace:

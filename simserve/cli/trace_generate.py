@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simserve.errors import SimserveError, did_you_mean
+from simserve.errors import SimserveError, counted, did_you_mean
 
 if TYPE_CHECKING:
     from simserve.types import TraceRequest
@@ -250,4 +250,4 @@ def _arrival(rate: float, burstiness: float) -> ArrivalProcess:
 def _write(out: Path, requests: Iterator[TraceRequest]) -> None:
     from simserve.workload.trace import write_trace
 
-    print(f"{write_trace(out, requests)} requests written to {out}")
+    print(f"{counted(write_trace(out, requests), 'request')} written to {out}")

@@ -56,10 +56,12 @@ class StrictModel(BaseModel):
 class OneOf:
     """An annotation for text: one of the names that a function lists, checked and in the schema."""
 
-    def __init__(self, what: str, names: Callable[[], list[str]]) -> None:
+    def __init__(self, what: str, names: Callable[[], list[str]], otherwise: str = "") -> None:
         self._what = what
         """What the names stand for."""
         self._names = names
+        self._otherwise = otherwise
+        """What else could be given."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -78,7 +80,7 @@ class OneOf:
         if name not in names:
             raise ValueError(
                 f"no {self._what} is called '{name}'{did_you_mean(name, names)}; "
-                f"there are {', '.join(names)}"
+                f"there are {', '.join(names)}{self._otherwise}"
             )
         return name
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simserve.config import kv_cache as kv_keys
+from simserve.config.build_drafts import (
+    draft_cost,
+    drafter,
+    num_draft_tokens,
+    num_lookahead_tokens,
+)
 from simserve.config.build_real import build_real, open_machine
 from simserve.config.build_workload import BuiltWorkload, build_workload
 from simserve.config.executor import (
@@ -17,25 +24,24 @@ from simserve.config.executor import (
     RooflineCost,
     Simulated,
 )
-from simserve.config.loader import LoadedConfig
-from simserve.config.presets import load_model
+from simserve.config.loader import LoadedConfig, placed
+from simserve.config.sampling_checks import unpriced
 from simserve.config.scheduler import Scheduler as SchedulerConfig
+from simserve.config.trace_sampling import own_sampling
 from simserve.cost.sampling import SamplingCost
 from simserve.cost.sampling_file import load_sampling
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Inbox
 from simserve.engine.loop import EngineParts
 from simserve.errors import ConfigError, Problem
-from simserve.executor.acceptance import Accepted, accepted_by_position, read_acceptance
-from simserve.executor.draft_cost import DraftCost
-from simserve.executor.drafts import MadeUpDrafter
 from simserve.executor.real.choices import SamplingChoice, SamplingChoices
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.kv.capacity import fit_kv_cache
 from simserve.kv.groups import FullAttention, Group, SlidingWindow
 from simserve.metrics.recorder import RowSink, RunRecorder
 from simserve.protocols import CostModel, Executor, KVCacheManager, Scheduler, TokenOutcomes
-from simserve.registry import check_protocol, resolve
+from simserve.registry import check_protocol, is_builtin, resolve
+from simserve.sched.checked import checked
 from simserve.sched.params import SchedulerParams
 from simserve.sched.vllm_async import VllmAsyncScheduler
 
@@ -60,8 +66,11 @@ class Built:
     """None: a real run without a shadow."""
     sampling: SamplingCost | None = None
     """Prices what steps take longer because tokens are sampled; None: nothing."""
+    warnings: tuple[str, ...] = ()
+    """What requests ask for and steps do not have."""
 
 
+@placed
 def with_pool_size(loaded: LoadedConfig, machine: Machine | None = None) -> LoadedConfig:
     """Write out `kv_cache.num_gpu_blocks: auto`: what the machine has, or would be expected to.
 
@@ -85,6 +94,7 @@ def with_pool_size(loaded: LoadedConfig, machine: Machine | None = None) -> Load
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=scheduler.max_model_len,
+        draft=loaded.draft,
     )
     return _with_num_gpu_blocks(loaded, capacity.num_gpu_blocks)
 
@@ -95,6 +105,7 @@ def _with_num_gpu_blocks(loaded: LoadedConfig, num_gpu_blocks: int) -> LoadedCon
     return replace(loaded, config=config.model_copy(update={"kv_cache": kv_cache}))
 
 
+@placed
 def build(
     loaded: LoadedConfig,
     seed: int,
@@ -122,8 +133,9 @@ def build(
     max_model_len = scheduler_config.max_model_len
     assert max_model_len is not None
     kv = kv or _kv_manager(loaded)
-    steps = _steps(loaded, seed, machine, _scheduler(scheduler_config, kv), sink)
-    workload = build_workload(loaded, seed, steps.outcomes)
+    with loaded.placing("scheduler.kind"):
+        scheduler = _scheduler(loaded, kv)
+    steps, workload = _steps(loaded, seed, machine, scheduler, sink)
     recorder = RunRecorder(
         num_gpu_blocks=kv.num_gpu_blocks,
         block_size=kv.block_size,
@@ -148,6 +160,7 @@ def build(
         workload=workload,
         cost_model=steps.cost_model,
         sampling=steps.sampling,
+        warnings=steps.warnings,
     )
 
 
@@ -159,6 +172,7 @@ class _Steps(NamedTuple):
     cost_model: CostModel | None
     outcomes: TokenOutcomes | None = None
     sampling: SamplingCost | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def _steps(
@@ -167,22 +181,58 @@ def _steps(
     machine: Machine | None,
     scheduler: Scheduler,
     sink: RowSink | None,
-) -> _Steps:
-    config, drafter = loaded.config.executor, _drafter(loaded, seed)
-    cost_model: CostModel | None
+) -> tuple[_Steps, BuiltWorkload]:
+    """What runs steps, and the workload: a real one goes by outcomes, a price by its requests."""
+    config = loaded.config.executor
     if isinstance(config, Real):
-        machine = machine or open_machine(loaded)
-        cost_model = None if config.shadow is None else _cost_model(loaded, config.shadow.cost)
-        scheduler, executor, outcomes = build_real(
-            loaded, machine, scheduler, drafter, cost_model, sink.add_output if sink else None
-        )
-        return _Steps(scheduler, executor, cost_model, outcomes)
-    cost_model = _cost_model(loaded, config.cost)
+        steps = _real_steps(loaded, config, seed, machine, scheduler, sink)
+        return steps, build_workload(loaded, seed, steps.outcomes)
+    workload = build_workload(loaded, seed)
+    return _simulated_steps(loaded, config, seed, scheduler, workload), workload
+
+
+def _real_steps(
+    loaded: LoadedConfig,
+    config: Real,
+    seed: int,
+    machine: Machine | None,
+    scheduler: Scheduler,
+    sink: RowSink | None,
+) -> _Steps:
+    machine = machine or open_machine(loaded)
+    cost_model = None
+    if config.shadow is not None:
+        cost_model = _cost_model(loaded, config.shadow.cost, "executor.shadow.cost")
+    ended = sink.add_output if sink else None
+    scheduler, executor, outcomes = build_real(
+        loaded, machine, scheduler, drafter(loaded, seed), cost_model, ended
+    )
+    return _Steps(scheduler, executor, cost_model, outcomes)
+
+
+def _simulated_steps(
+    loaded: LoadedConfig,
+    config: Simulated,
+    seed: int,
+    scheduler: Scheduler,
+    workload: BuiltWorkload,
+) -> _Steps:
+    cost_model = _cost_model(loaded, config.cost, "executor.cost")
     if config.noise == "residual":
-        cost_model = _with_residual_noise(cost_model, seed)
-    sampling = _sampling(loaded, config, seed)
-    simulated = SimulatedExecutor(cost_model, drafter, sampling, draft_cost=_draft_cost(loaded))
-    return _Steps(scheduler, simulated, cost_model, sampling=sampling)
+        with loaded.placing("executor.noise"):
+            cost_model = _with_residual_noise(cost_model, seed)
+    sampling, warnings = None, []
+    if config.sampling or workload.names_sampling:
+        own_sampling(loaded, eos_token_ids=None)  # refuses what cannot be
+        warnings = [
+            f"how requests want their tokens chosen is not priced: {one}"
+            for one in unpriced(loaded.config, loaded.gpu)
+        ]
+        sampling = None if warnings else _sampling(loaded, config, seed)
+    executor = SimulatedExecutor(
+        cost_model, drafter(loaded, seed), sampling, draft_cost=draft_cost(loaded)
+    )
+    return _Steps(scheduler, executor, cost_model, sampling=sampling, warnings=tuple(warnings))
 
 
 def _admission(config: SchedulerConfig, max_model_len: int, kv: KVCacheManager) -> Admission:
@@ -191,11 +241,12 @@ def _admission(config: SchedulerConfig, max_model_len: int, kv: KVCacheManager) 
         kv,
         config.on_impossible == "as_engine",
         max_num_batched_tokens=config.max_num_batched_tokens,
-        num_extra_slots=_num_draft_tokens(config) + _num_lookahead_tokens(config),
+        num_extra_slots=num_draft_tokens(config) + num_lookahead_tokens(config),
     )
 
 
-def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
+def _scheduler(loaded: LoadedConfig, kv: KVCacheManager) -> Scheduler:
+    config = loaded.config.scheduler
     assert config.max_num_batched_tokens is not None
     assert config.max_num_seqs is not None
     assert config.max_model_len is not None
@@ -207,28 +258,34 @@ def _scheduler(config: SchedulerConfig, kv: KVCacheManager) -> Scheduler:
         enable_chunked_prefill=config.enable_chunked_prefill,
         policy=config.policy,
         scheduler_reserve_full_isl=bool(config.scheduler_reserve_full_isl),
-        num_lookahead_tokens=_num_lookahead_tokens(config),
+        num_lookahead_tokens=num_lookahead_tokens(config),
         quirks=config.quirks,
         options=config.options,
     )
-    if config.async_scheduling and config.kind != "vllm":
-        raise ConfigError(f"scheduler.async_scheduling: kind vllm has it, not '{config.kind}'")
-    if config.speculative is not None and config.kind != "vllm" and ":" not in config.kind:
-        raise ConfigError(f"scheduler.speculative: kind vllm takes drafts, not '{config.kind}'")
-    if config.scheduler_reserve_full_isl and config.kind != "vllm" and ":" not in config.kind:
-        raise ConfigError(
-            f"scheduler.scheduler_reserve_full_isl: kind vllm has it, not '{config.kind}'"
-        )
-    cls = VllmAsyncScheduler if config.async_scheduling else resolve("schedulers", config.kind)
+    is_own = ":" in config.kind
+    for key, is_known in (
+        ("async_scheduling", False),
+        ("speculative", is_own),
+        ("scheduler_reserve_full_isl", is_own),
+    ):
+        if getattr(config, key) and config.kind != "vllm" and not is_known:
+            message = f"kind vllm has it, not '{config.kind}'"
+            raise ConfigError([Problem(path=f"scheduler.{key}", message=message)])
+    cls = VllmAsyncScheduler
+    if not config.async_scheduling:
+        cls = resolve("schedulers", config.kind, loaded.base_dir)
     check_protocol(cls, "schedulers")
+    if not is_builtin("schedulers", config.kind):
+        cls = checked(cls)
     scheduler: Scheduler = cls(params, kv)
     return scheduler
 
 
 def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:
     config, scheduler = loaded.config.kv_cache, loaded.config.scheduler
-    cls = resolve("allocators", config.allocator)
-    check_protocol(cls, "allocators")
+    with loaded.placing("kv_cache.allocator"):
+        cls = resolve("allocators", config.allocator, loaded.base_dir)
+        check_protocol(cls, "allocators")
     arguments: dict[str, Any] = {
         "num_gpu_blocks": config.num_gpu_blocks,
         "block_size": config.block_size,
@@ -238,14 +295,15 @@ def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:
     if config.allocator == "paged":
         arguments["groups"] = groups = _groups(loaded)
         # A window must outlast what a step appends, or blocks leave it before they are complete.
-        least = _num_draft_tokens(scheduler) + 1 + scheduler.async_scheduling
+        least = num_draft_tokens(scheduler) + 1 + scheduler.async_scheduling
         windows = [group.window for group in groups if isinstance(group, SlidingWindow)]
         if windows and min(windows) < least:
             message = f"a window of {min(windows)} is too short here: at least {least}"
             raise ConfigError([Problem(path="kv_cache.groups", message=message)])
         drafts = scheduler.speculative
         arguments["drop_last_hit"] = drafts is not None and drafts.method == "eagle"
-        arguments["free_queue"] = resolve("evictions", config.eviction)
+        with loaded.placing("kv_cache.eviction"):
+            arguments["free_queue"] = resolve("evictions", config.eviction, loaded.base_dir)
     kv: KVCacheManager = cls(**arguments)
     return kv
 
@@ -261,8 +319,14 @@ def _groups(loaded: LoadedConfig) -> list[Group]:
     ]
 
 
-def _cost_model(loaded: LoadedConfig, config: Cost) -> CostModel:
-    cls = resolve("cost_models", config.kind)
+def _cost_model(loaded: LoadedConfig, config: Cost, key: str) -> CostModel:
+    source = next((one for one in ("name", "path") if getattr(config, one, None)), None)
+    with loaded.placing(f"{key}.{source}" if source else key):
+        return _cost_model_of(loaded, config)
+
+
+def _cost_model_of(loaded: LoadedConfig, config: Cost) -> CostModel:
+    cls = resolve("cost_models", config.kind, loaded.base_dir)
     check_protocol(cls, "cost_models")
     cost_model: CostModel
     if isinstance(config, FormulaCost):
@@ -287,6 +351,10 @@ def _cost_model(loaded: LoadedConfig, config: Cost) -> CostModel:
         )
     else:
         assert isinstance(config, CustomCost)
+        try:
+            signature(cls).bind(loaded.model, loaded.gpu, **config.options)
+        except TypeError as error:
+            raise ConfigError(f"options do not fit {config.kind}: {error}") from None
         cost_model = cls(loaded.model, loaded.gpu, **config.options)
     return cost_model
 
@@ -299,67 +367,11 @@ def _with_residual_noise(cost_model: CostModel, seed: int) -> CostModel:
     return ResidualNoise(cost_model, seed)
 
 
-def _sampling(loaded: LoadedConfig, config: Simulated, seed: int) -> SamplingCost | None:
-    if not config.sampling:
-        return None
+def _sampling(loaded: LoadedConfig, config: Simulated, seed: int) -> SamplingCost:
     choices = [SamplingChoice(one.weight, one.of_request) for one in config.sampling]
     return SamplingCost(
         load_sampling(loaded.gpu.name),
         loaded.model.vocab_size,
         SamplingChoices(choices, seed).of,
         included=_SAMPLING_INCLUDED.get(config.cost.kind),
-        num_logprobs=max(
-            (n for one in config.sampling if (n := one.logprobs) is not None), default=None
-        ),
     )
-
-
-def _num_draft_tokens(config: SchedulerConfig) -> int:
-    return config.speculative.num_speculative_tokens if config.speculative else 0
-
-
-def _num_lookahead_tokens(config: SchedulerConfig) -> int:
-    """Slots for what a drafter that is a model keeps of its own tokens."""
-    is_ngram = config.speculative is not None and config.speculative.method == "ngram"
-    return 0 if is_ngram else _num_draft_tokens(config)
-
-
-def _drafter(loaded: LoadedConfig, seed: int) -> MadeUpDrafter | None:
-    config, executor = loaded.config.scheduler, loaded.config.executor
-    speculative = config.speculative
-    if speculative is None or (isinstance(executor, Real) and executor.tokens == "sampled"):
-        return None
-    assert config.max_model_len is not None
-    k = speculative.num_speculative_tokens
-    return MadeUpDrafter(
-        method=speculative.method,
-        num_speculative_tokens=k,
-        accepted=_accepted(loaded, seed),
-        draft_len=lambda request_id, so_far: k,
-        max_model_len=config.max_model_len,
-    )
-
-
-def _draft_cost(loaded: LoadedConfig) -> DraftCost | None:
-    """Time that drafting adds to simulated steps. A draft model's steps are launched one after the
-    other: the host waits for none of them."""
-    config, executor = loaded.config.scheduler.speculative, loaded.config.executor
-    if config is None or isinstance(executor, Real):
-        return None
-    if config.draft_model is None:
-        return DraftCost(config.draft_s) if config.draft_s else None
-    assert isinstance(executor.cost, RooflineCost)
-    draft = replace(loaded, model=load_model(config.draft_model))
-    alone = executor.cost.model_copy(update={"host_step_s": 0.0, "host_request_s": 0.0})
-    return DraftCost(config.draft_s, _cost_model(draft, alone), config.num_speculative_tokens)
-
-
-def _accepted(loaded: LoadedConfig, seed: int) -> Accepted:
-    speculative = loaded.config.scheduler.speculative
-    assert speculative is not None
-    k, acceptance = speculative.num_speculative_tokens, speculative.acceptance
-    if speculative.acceptance_file is not None:
-        return read_acceptance(loaded.path(speculative.acceptance_file), k, seed)
-    assert acceptance is not None
-    each = acceptance if isinstance(acceptance, tuple) else (acceptance,) * k
-    return accepted_by_position(each, seed)

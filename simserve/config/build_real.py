@@ -6,12 +6,13 @@ torch and the kernels are imported here, when a configuration asks for them and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simserve.config.decoding import BeamSearch, BestOf, Parallel
 from simserve.config.executor import Real
-from simserve.config.loader import LoadedConfig
-from simserve.config.model import ModelFile
+from simserve.config.loader import LoadedConfig, placed
+from simserve.config.model_spec import plain_spec
 from simserve.config.presets import load_decoder_shape
 from simserve.config.trace_sampling import own_sampling
 from simserve.errors import CapacityError, ConfigError, Problem
@@ -21,6 +22,7 @@ from simserve.kv.capacity import fit_kv_cache
 from simserve.protocols import CostModel, Executor, Scheduler, TokenOutcomes
 
 if TYPE_CHECKING:
+    from simserve.executor.real.draft_model import DraftSource
     from simserve.executor.real.machine import Machine, MachineOptions
     from simserve.executor.real.outcomes import Outcome
     from simserve.executor.real.speculation import Speculation
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["build_real", "estimated_bytes", "open_machine"]
 
 
+@placed
 def open_machine(loaded: LoadedConfig) -> Machine:
     """Load the model, size the KV cache, compile and capture: all that a run should not wait for.
 
@@ -39,15 +42,14 @@ def open_machine(loaded: LoadedConfig) -> Machine:
     problems = list(_problems(loaded))
     if problems:
         raise ConfigError(problems)
-    model = loaded.config.model
-    spec = {"config": model.config} if isinstance(model, ModelFile) else model
-    shape = load_decoder_shape(spec, loaded.base_dir)
+    shape = load_decoder_shape(plain_spec(loaded.config.model), loaded.base_dir)
     _check_ends(loaded, shape)
     own = own_sampling(loaded, shape.eos_token_ids)
     try:
         from simserve.executor.real.machine import Machine
 
-        return Machine(shape, _options(loaded, own))
+        with loaded.placing("executor.weights"):
+            return Machine(shape, _options(loaded, own))
     except ImportError as error:
         message = f"real needs torch and triton ({error}); pip install 'simserve[gpu]'"
         raise ConfigError([Problem(path="executor.kind", message=message)]) from None
@@ -81,7 +83,7 @@ def build_real(
     timed = TimedScheduler(scheduler)
     pace = Pace(config.pace)
     outcomes = Outcomes(ended)
-    speculation = _speculation(loaded) if config.tokens == "sampled" else None
+    speculation = _speculation(loaded, machine) if config.tokens == "sampled" else None
     executor = RealExecutor(
         machine,
         timed,
@@ -96,10 +98,10 @@ def build_real(
     return timed, executor, outcomes if outcomes.keeps else None
 
 
-def _speculation(loaded: LoadedConfig) -> Speculation | None:
+def _speculation(loaded: LoadedConfig, machine: Machine) -> Speculation | None:
     """What proposes drafts of real tokens."""
     from simserve.executor.ngram import NgramProposer
-    from simserve.executor.real.speculation import LookupDrafts
+    from simserve.executor.real.speculation import LookupDrafts, ModelDrafts
 
     scheduler = loaded.config.scheduler
     config = scheduler.speculative
@@ -107,6 +109,8 @@ def _speculation(loaded: LoadedConfig) -> Speculation | None:
         return None
     assert scheduler.max_model_len is not None
     k = config.num_speculative_tokens
+    if machine.draft is not None:
+        return ModelDrafts(machine.draft, k, scheduler.max_model_len)
     proposer = NgramProposer(*config.lookup, k, scheduler.max_model_len, scheduler.quirks)
     return LookupDrafts(proposer)
 
@@ -128,12 +132,37 @@ def estimated_bytes(loaded: LoadedConfig) -> int | None:
             gpu_memory_utilization=1.0,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_num_seqs=scheduler.max_num_seqs,
+            draft=loaded.draft if _computes_drafts(loaded) else None,
         )
     except (CapacityError, ConfigError):
         return None
     pool = kv_cache.num_gpu_blocks * kv_cache.block_size * one.kv_bytes_per_token
     beside = one.weight_bytes + one.activation_bytes + one.cuda_graph_bytes + one.partition_bytes
     return beside + one.alignment_bytes + pool
+
+
+def _computes_drafts(loaded: LoadedConfig) -> bool:
+    """Whether the draft model is loaded too; made-up drafts need none."""
+    real = loaded.config.executor
+    assert isinstance(real, Real)
+    return loaded.draft is not None and real.tokens == "sampled"
+
+
+def _draft_source(loaded: LoadedConfig) -> DraftSource | None:
+    from simserve.executor.real.draft_model import DraftSource
+
+    real, speculative = loaded.config.executor, loaded.config.scheduler.speculative
+    if not _computes_drafts(loaded):
+        return None
+    assert isinstance(real, Real)
+    assert speculative is not None
+    assert speculative.draft_model is not None
+    shape = load_decoder_shape(plain_spec(speculative.draft_model), loaded.base_dir)
+    return DraftSource(shape, _weights(loaded, real.draft_weights))
+
+
+def _weights(loaded: LoadedConfig, given: str) -> str | Path:
+    return given if given == "random" else loaded.path(given)
 
 
 def _problems(loaded: LoadedConfig) -> list[Problem]:
@@ -144,15 +173,7 @@ def _problems(loaded: LoadedConfig) -> list[Problem]:
     sampled = real.tokens == "sampled"
     vocab_size, wanted = loaded.model.vocab_size, _max_logprobs(loaded)
     ghosts = scheduler.policy == "priority" and scheduler.quirks == "as_engine"
-    beams = [one for one in config.workload.decodings.values() if isinstance(one, BeamSearch)]
-    widest = max([2 * one.beam_width for one in beams], default=0)
     checks = (
-        (
-            "workload.decoding.beam_width",
-            sampled and widest > vocab_size,
-            f"{widest} continuations of a beam are ranked, but {loaded.model.name} has "
-            f"{vocab_size} tokens",
-        ),
         (
             "kv_cache.groups",
             config.kv_cache.groups is not None and len(config.kv_cache.groups) > 1,
@@ -171,9 +192,9 @@ def _problems(loaded: LoadedConfig) -> list[Problem]:
             "tokens",
         ),
         (
-            "executor.tokens",
+            "executor.max_logprobs",
             wanted is not None and not sampled,
-            "log-probabilities are those of tokens that the model chooses: use sampled",
+            "has no effect with executor.tokens replay: use tokens sampled",
         ),
     )
     return [Problem(path=path, message=message) for path, fails, message in checks if fails]
@@ -204,7 +225,8 @@ def _options(loaded: LoadedConfig, own: Sequence[Mapping[str, Any]]) -> MachineO
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=scheduler.max_model_len,
-        weights="random" if real.weights == "random" else loaded.path(real.weights),
+        weights=_weights(loaded, real.weights),
+        draft=_draft_source(loaded),
         seed=config.seed,
         breakdown=real.breakdown,
         sampling=tuple(SamplingChoice(one.weight, one.of_request) for one in real.sampling),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simserve.config import distributions
 from simserve.config import workload as keys
@@ -16,6 +16,7 @@ from simserve.config.executor import Real
 from simserve.config.loader import LoadedConfig
 from simserve.errors import ConfigError, Problem, TraceError
 from simserve.protocols import TokenOutcomes
+from simserve.registry import BUILTINS
 from simserve.workload import arrivals, lengths
 from simserve.workload.groups import Grouped
 from simserve.workload.public import find_trace
@@ -39,7 +40,7 @@ from simserve.workload.synthetic import RequestClass, SharedPrefix, Synthetic, g
 if TYPE_CHECKING:
     from simserve.workload.trace import Trace
 
-__all__ = ["BuiltWorkload", "build_workload", "trace_of"]
+__all__ = ["BuiltWorkload", "build_workload", "says_more", "trace_of"]
 
 _ARRIVALS: dict[str, Callable[..., arrivals.ArrivalProcess]] = {
     "immediate": lambda: arrivals.ConstantArrivals(rate=math.inf),
@@ -73,6 +74,8 @@ class BuiltWorkload:
     """Whether two prompts can begin alike."""
     names_sequences: bool = False
     """Whether some requests say themselves how many sequences they want."""
+    names_sampling: bool = False
+    """Whether some requests, or their classes, say how their tokens are chosen."""
     choices: list[Choice] = field(default_factory=list)
     """Sequences that were ranked best; filled while the simulation goes on."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -101,7 +104,7 @@ def build_workload(
             assert config.synthetic is not None
             built = _synthetic(config.synthetic, seed)
     except ValueError as error:
-        raise ConfigError(f"workload: {error}") from error
+        raise ConfigError([Problem(path="workload", message=str(error))]) from error
     if isinstance(built.source, Sessions):
         built.sessions = built.source
     if config.max_concurrency is not None:
@@ -116,6 +119,7 @@ def build_workload(
     classes = config.synthetic.classes if config.synthetic else ()
     if by_class := {one.name: one.sampling.given for one in classes if one.sampling is not None}:
         built.source = OwnSampling(built.source, by_class)
+        built.names_sampling = True
     return built
 
 
@@ -129,12 +133,17 @@ def trace_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Trace:
     from simserve.workload.trace import open_trace
 
     options: dict[str, Any] = dict(config.options)
-    return open_trace(
-        _file_of(loaded, config),
-        format=config.format,
-        on_bad_row=loaded.config.workload.on_bad_row,
-        **options,
-    )
+    with loaded.placing("workload.trace.path"):
+        file = _file_of(loaded, config)
+        if not file.exists():
+            raise ConfigError(f"{file}: there is no such file")
+    with loaded.placing("workload.trace.options" if options else "workload.trace.format"):
+        return open_trace(
+            file,
+            format=config.format,
+            on_bad_row=loaded.config.workload.on_bad_row,
+            **options,
+        )
 
 
 def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> BuiltWorkload:
@@ -156,8 +165,8 @@ def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> 
     counts: Counter[str] = Counter()
     requests = transforms.apply(trace.requests(), counts, seed)
     source: Source
-    waits, names_sequences = _features(trace)
-    if waits:
+    features = _features(trace, has_decoding=loaded.config.workload.decoding is not None)
+    if features.waits:
         source = Sessions(group_sessions(requests))
     else:
         source = OpenLoop(requests, None if transforms != Transforms() else trace.num_requests)
@@ -166,20 +175,41 @@ def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> 
         trace=trace,
         counts=counts,
         shares_prefixes=trace.shares_prefixes,
-        names_sequences=names_sequences,
+        names_sequences=features.names_sequences,
+        names_sampling=features.names_sampling,
     )
 
 
-def _features(trace: Trace) -> tuple[bool, bool]:
-    """Whether requests wait for others, and whether some want several sequences."""
-    waits = names_sequences = False
-    if trace.format == "simserve":
-        for one in trace.requests():
-            waits = waits or one.parent is not None
-            names_sequences = names_sequences or one.n > 1
-            if waits and names_sequences:
-                break
-    return waits, names_sequences
+def says_more(trace: Trace) -> bool:
+    """Whether requests of its format may say more than what they are and when they arrive."""
+    return trace.format == "simserve" or trace.format not in BUILTINS["readers"]
+
+
+class _Features(NamedTuple):
+    """What some requests of a trace say."""
+
+    waits: bool = False
+    """That they wait for others."""
+    names_sequences: bool = False
+    names_sampling: bool = False
+
+
+def _features(trace: Trace, has_decoding: bool) -> _Features:
+    found = _Features()
+    for number, one in trace.numbered() if says_more(trace) else ():
+        if has_decoding and one.n > 1:
+            raise TraceError(
+                f"{trace.path}:{number}: n: is {one.n}, but workload.decoding says how many "
+                "sequences a request becomes: leave out one of the two"
+            )
+        found = _Features(
+            found.waits or one.parent is not None,
+            found.names_sequences or one.n > 1,
+            found.names_sampling or bool(one.sampling) or one.logprobs is not None,
+        )
+        if all(found):
+            break
+    return found
 
 
 def _file_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Path:

@@ -2,39 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from simserve.config.decoding import BeamSearch, BestOf, Parallel
 from simserve.config.executor import Real
 from simserve.config.model import RunConfig
 from simserve.errors import Problem
+from simserve.types import ModelShape
 
 __all__ = ["decoding_problems", "decoding_remarks"]
 
 
-def decoding_problems(config: RunConfig) -> list[Problem]:
+def decoding_problems(config: RunConfig, model: ModelShape) -> list[Problem]:
     """What cannot be simulated, or cannot be at all."""
     executor, synthetic = config.executor, config.workload.synthetic
     has_logprobs = isinstance(executor, Real) and executor.tokens == "sampled"
     has_turns = synthetic is not None and synthetic.sessions is not None
-    checks = (
-        (
-            (BestOf,),
-            not has_logprobs,
-            "ranks sequences by their log-probabilities, which nothing has here: it needs "
-            "executor.kind real with executor.tokens sampled; kind parallel is the same load",
-        ),
-        (
-            (BeamSearch, BestOf),
-            has_turns,
-            "does not go with sessions, whose turns quote answers that are known beforehand: use "
-            "kind parallel, or single requests",
-        ),
-    )
     return [
-        Problem(path=f"workload.{key}.kind", message=f"{decoding.kind} {message}")
-        for key, decoding in config.workload.decodings.items()
-        for kinds, fails, message in checks
-        if fails and isinstance(decoding, kinds)
+        Problem(path=f"workload.{path}.{key}", message=message)
+        for path, decoding in config.workload.decodings.items()
+        if not isinstance(decoding, Parallel)
+        for key, message in (
+            *(_with_turns(decoding) if has_turns else ()),
+            *(_of_tokens(decoding, model) if has_logprobs else _without_tokens(decoding)),
+        )
     ]
+
+
+def _with_turns(decoding: BeamSearch | BestOf) -> Iterator[tuple[str, str]]:
+    yield (
+        "kind",
+        f"{decoding.kind} does not go with sessions, whose turns quote answers that are known "
+        "beforehand: use kind parallel, or single requests",
+    )
+
+
+def _without_tokens(decoding: BeamSearch | BestOf) -> Iterator[tuple[str, str]]:
+    """What nothing can be made of where the model chooses no tokens."""
+    needs = "executor.kind real with executor.tokens sampled"
+    if isinstance(decoding, BestOf):
+        yield (
+            "kind",
+            "best_of ranks sequences by their log-probabilities, which nothing has here: it needs "
+            f"{needs}; kind parallel is the same load",
+        )
+        return
+    defaults = BeamSearch(kind="beam_search", beam_width=1)
+    for key in ("eos_token_id", "length_penalty"):
+        if getattr(decoding, key) != getattr(defaults, key):
+            yield key, f"has no effect where no tokens are chosen: it needs {needs}"
+
+
+def _of_tokens(decoding: BeamSearch | BestOf, model: ModelShape) -> Iterator[tuple[str, str]]:
+    """What is beyond the model's vocabulary."""
+    if isinstance(decoding, BestOf):
+        return
+    there = f"{model.name} has {model.vocab_size} tokens"
+    if 2 * decoding.beam_width > model.vocab_size:
+        yield (
+            "beam_width",
+            f"{2 * decoding.beam_width} continuations of a beam are ranked, but {there}",
+        )
+    if decoding.eos_token_id is not None and decoding.eos_token_id >= model.vocab_size:
+        yield "eos_token_id", f"{decoding.eos_token_id} is no token: {there}"
 
 
 def decoding_remarks(config: RunConfig) -> list[str]:

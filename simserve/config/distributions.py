@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from simserve.config.base import Count, Mean, Positive, Seconds, Shape, StrictModel
 
@@ -32,6 +32,11 @@ class ConstantLength(StrictModel):
     value: Count
     """The length."""
 
+    @property
+    def least(self) -> int:
+        """The smallest length that can be drawn."""
+        return self.value
+
 
 class _Bounded(StrictModel):
     min: Count = 1
@@ -43,6 +48,11 @@ class _Bounded(StrictModel):
         if self.max is not None and self.max < self.min:
             raise ValueError(f"max ({self.max}) is smaller than min ({self.min})")
         return self
+
+    @property
+    def least(self) -> int:
+        """The smallest length that can be drawn."""
+        return self.min
 
 
 class UniformLength(_Bounded):
@@ -82,11 +92,23 @@ class EmpiricalLength(StrictModel):
     values: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
     """Lengths to draw from; repeat one to make it more likely."""
 
+    @property
+    def least(self) -> int:
+        """The smallest length that can be drawn."""
+        return min(self.values)
 
-Length = Annotated[
+
+def _constant(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"kind": "constant", "value": value} if is_number else value
+
+
+_Drawn = Annotated[
     ConstantLength | UniformLength | LognormalLength | ZipfLength | EmpiricalLength,
     Field(discriminator="kind"),
 ]
+Length = Annotated[_Drawn, BeforeValidator(_constant, json_schema_input_type=Count | _Drawn)]
+"""A distribution, or a number: always that."""
 
 
 class Immediate(StrictModel):

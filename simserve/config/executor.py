@@ -9,8 +9,10 @@ from pydantic import (
     Discriminator,
     Field,
     JsonValue,
+    SerializerFunctionWrapHandler,
     Tag,
     WithJsonSchema,
+    model_serializer,
     model_validator,
 )
 
@@ -173,6 +175,12 @@ class OwnSampling(StrictModel):
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     """Log-probabilities of each token and of so many of the likeliest. null: of none."""
 
+    @model_serializer(mode="wrap")
+    def _what_is_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the defaults: what is written out stands over what others say."""
+        found: dict[str, Any] = dump(self)
+        return {key: value for key, value in found.items() if key in self.model_fields_set}
+
     @property
     def of_request(self) -> RequestSampling:
         """What each of these requests wants."""
@@ -181,7 +189,7 @@ class OwnSampling(StrictModel):
     @property
     def given(self) -> dict[str, Any]:
         """What is written out of it."""
-        return self.model_dump(include=self.model_fields_set)
+        return self.model_dump()
 
 
 class Sampling(OwnSampling):
@@ -202,7 +210,7 @@ class Simulated(StrictModel):
     """residual: step times scatter as the measured ones did about their profile (seeded)."""
     sampling: list[Sampling] = []
     """How tokens are chosen, which takes time: each request takes one of these, at random. Empty:
-    as in the engine whose steps are priced."""
+    the likeliest, unless requests or their classes say something else."""
 
     @model_validator(mode="after")
     def _noise_has_a_source(self) -> Self:
@@ -222,6 +230,8 @@ class Real(StrictModel):
     """Type of weights and activations; auto: the model's. float64: on a CPU only."""
     weights: Annotated[str, Field(min_length=1)] = "random"
     """random (drawn from `seed`), or a folder with *.safetensors, relative to this file."""
+    draft_weights: Annotated[str, Field(min_length=1)] = "random"
+    """The same for `scheduler.speculative.draft_model`."""
     attention: Literal["auto", "v1", "v2", "article"] = "auto"
     """Kernel of decodes: auto splits by the actual lengths; v1 and v2 are those of the first paged
     attention, and article the rule that chooses between them."""

@@ -8,13 +8,14 @@ from typing import Any
 
 from simserve.config.document import Document, KeyPath, dotted
 from simserve.config.keys import Schema, kinds_at, known_keys, paths_by_key
-from simserve.errors import Problem
+from simserve.errors import Problem, did_you_mean
 
 __all__ = ["explain"]
 
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
@@ -104,6 +105,8 @@ def _message(error: Mapping[str, Any], path: KeyPath, document: Document, schema
         name, words = _LIMIT[kind]
         limit = context[name]
         return f"must be {words} {limit if isinstance(limit, int) else f'{limit:g}'}, not {value}"
+    if kind == "too_short":
+        return f"must have at least {context['min_length']} entry, not {context['actual_length']}"
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}, not {_describe(value)}"
     if kind == "value_error":
@@ -119,8 +122,7 @@ def _names(listed: str) -> list[str]:
 def _not_one_of(value: Any, choices: list[str]) -> str:
     if not isinstance(value, str):
         return f"must be one of {', '.join(choices)}, not {_describe(value)}"
-    near = get_close_matches(value, choices, n=1, cutoff=0.6)
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    hint = did_you_mean(value, choices)
     if len(choices) == 1:
         return f"must be {choices[0]}, not '{value}'{hint}"
     return f"'{value}' is not one of {', '.join(choices)}{hint}"
@@ -150,8 +152,8 @@ def _suggest_key(path: KeyPath, document: Document, schema: Schema) -> str:
             return f": '{key}' goes with another kind"
         where = dotted(places[key][0][:-1])
         return f": '{key}' belongs {'under ' + where if where else 'at the top level'}"
-    if near := get_close_matches(key, here, n=1, cutoff=0.6):
-        return f" (did you mean '{near[0]}'?)"
+    if hint := did_you_mean(key, here):
+        return hint
     unique = {name: paths[0] for name, paths in places.items() if len(paths) == 1}
     if near := get_close_matches(key, unique, n=1, cutoff=0.75):
         return f" (did you mean '{dotted(unique[near[0]])}'?)"

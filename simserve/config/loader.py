@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
@@ -13,17 +15,19 @@ from simserve.config import presets
 from simserve.config.document import Document, Place, from_python
 from simserve.config.explain import explain
 from simserve.config.keys import Schema
-from simserve.config.model import ModelFile, RunConfig
+from simserve.config.model import RunConfig
+from simserve.config.model_spec import plain_spec
 from simserve.config.overrides import Overrides, apply_overrides
 from simserve.config.resolve import resolve
 from simserve.config.yaml_text import parse_yaml
-from simserve.errors import ConfigError, Problem
+from simserve.errors import ConfigError, PluginError, Problem, UnknownNameError
 from simserve.types import GPU, ModelShape
 
 __all__ = [
     "ConfigSource",
     "LoadedConfig",
     "load_config",
+    "placed",
     "read_document",
     "resolve_document",
     "validate",
@@ -43,12 +47,24 @@ class LoadedConfig:
     base_dir: Path
     """What paths in the configuration are relative to."""
     model: ModelShape
+    draft: ModelShape | None
+    """The draft model, if the configuration names one."""
     gpu: GPU
     source: str | None
     """The YAML file, as it was given; None for mappings."""
     warnings: tuple[str, ...]
     reachable_in_engine: bool
     """Whether an engine of this version can be started so on a common GPU."""
+    document: Document
+    """Where the keys stand."""
+
+    def placing(self, key: str = "") -> AbstractContextManager[None]:
+        """Errors of what is built from this configuration say where the key at fault stands.
+
+        Args:
+            key: its dotted path, where an error does not say it itself.
+        """
+        return _placing(self.document, key)
 
     def path(self, given: str) -> Path:
         """A path as the configuration has it, made usable from here.
@@ -60,6 +76,23 @@ class LoadedConfig:
             return self.base_dir / Path(given).expanduser()
         except RuntimeError:
             raise ConfigError(f"{given}: there is no such home directory") from None
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def placed(
+    function: Callable[Concatenate[LoadedConfig, P], T],
+) -> Callable[Concatenate[LoadedConfig, P], T]:
+    """Let errors of a function of a configuration say where keys stand, as `placing` does."""
+
+    @wraps(function)
+    def call(loaded: LoadedConfig, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with loaded.placing():
+            return function(loaded, *args, **kwargs)
+
+    return call
 
 
 def load_config(
@@ -93,20 +126,26 @@ def resolve_document(
     """
     if base_dir is None:
         base_dir = Path(source).parent if isinstance(source, str | Path) else Path()
-    named = {"config": config.model.config} if isinstance(config.model, ModelFile) else config.model
-    model, gpu = presets.load_model(named, base_dir), presets.load_gpu(config.gpu)
-    try:
-        resolution = resolve(config, model, gpu)
-    except ConfigError as error:
-        raise ConfigError([_placed(problem, document) for problem in error.problems]) from None
+    with _placing(document, "model"):
+        model = presets.load_model(plain_spec(config.model), base_dir)
+    speculative, draft = config.scheduler.speculative, None
+    if speculative is not None and speculative.draft_model is not None:
+        with _placing(document, "scheduler.speculative.draft_model"):
+            draft = presets.load_model(plain_spec(speculative.draft_model), base_dir)
+    with _placing(document, "gpu"):
+        gpu = presets.load_gpu(config.gpu)
+    with _placing(document):
+        resolution = resolve(config, model, gpu, draft)
     return LoadedConfig(
         config=resolution.config,
         base_dir=base_dir,
         model=model,
+        draft=draft,
         gpu=gpu,
         source=str(source) if isinstance(source, str | Path) else None,
         warnings=resolution.warnings,
         reachable_in_engine=resolution.reachable_in_engine,
+        document=document,
     )
 
 
@@ -180,7 +219,25 @@ def _order(problem: Problem) -> tuple[bool, int, int]:
     return problem.line is None, problem.line or 0, problem.column or 0
 
 
-def _placed(problem: Problem, document: Document) -> Problem:
-    keys = (int(key) if key.isdigit() else key for key in problem.path.split("."))
+@contextmanager
+def _placing(document: Document, key: str = "") -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        placed = [_placed(problem, document, key) for problem in error.problems]
+        raise ConfigError(placed) from None
+    except (PluginError, UnknownNameError) as error:
+        if not key:
+            raise
+        problem = _placed(Problem(path=key, message=str(error)), document)
+        raise type(error)(problem.render()) from None
+
+
+def _placed(problem: Problem, document: Document, key: str = "") -> Problem:
+    """A problem with its position in the document, unless it is one of another file."""
+    if problem.file is not None:
+        return problem
+    path = problem.path or key
+    keys = (int(key) if key.isdigit() else key for key in path.split(".") if key)
     place = document.place_of(tuple(keys))
-    return replace(problem, **place._asdict())
+    return replace(problem, path=path, **place._asdict())

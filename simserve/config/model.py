@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Field, JsonValue
 
 from simserve.config import presets
 from simserve.config.base import OneOf, StrictModel
 from simserve.config.executor import Executor, Simulated
 from simserve.config.kv_cache import KVCache
 from simserve.config.metrics import Metrics
+from simserve.config.model_spec import ModelSpec
 from simserve.config.scheduler import Scheduler
 from simserve.config.workload import Workload
 
-__all__ = ["ModelFile", "RunConfig"]
-
-
-class ModelFile(StrictModel):
-    """A model described by a Hugging Face config.json."""
-
-    config: Annotated[str, Field(min_length=1)]
-    """The config.json, relative to this configuration file."""
-
-
-def _name_or_file(value: Any) -> str:
-    return "file" if isinstance(value, dict | ModelFile) else "name"
+__all__ = ["RunConfig"]
 
 
 class RunConfig(StrictModel):
     """A simulation run. `model` and a workload are enough; all else has a default."""
 
-    model: Annotated[
-        Annotated[str, OneOf("model preset", presets.model_names), Tag("name")]
-        | Annotated[ModelFile, Tag("file")],
-        Discriminator(_name_or_file),
-    ]
+    model: ModelSpec
     """Name of a preset, or {config: path/to/config.json}."""
     gpu: Annotated[str, OneOf("GPU preset", presets.gpu_names)] = "h200"
     """Name of a preset."""

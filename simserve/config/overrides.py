@@ -19,7 +19,7 @@ def apply_overrides(document: Document, overrides: Overrides) -> None:
 
     Raises:
         ConfigError: an override is no `KEY=VALUE`, or leads through something that is no mapping;
-            all of them at once.
+            all of them at once. Or they are neither texts nor a mapping.
     """
     problems: list[Problem] = []
     for path, node in _read(overrides, problems):
@@ -35,15 +35,31 @@ def _read(overrides: Overrides, problems: list[Problem]) -> list[tuple[KeyPath, 
     found = []
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
+            _check_text(key)
             place = Place(f"override {key}")
             found.append((tuple(key.split(".")), from_python(value, place)))
         return found
+    if not isinstance(overrides, Iterable):
+        raise _no_overrides(overrides)
     for text in overrides:
+        _check_text(text)
         try:
             found.append(_parse(text))
         except ConfigError as error:
             problems += error.problems
     return found
+
+
+def _check_text(given: object) -> None:
+    if not isinstance(given, str):
+        raise _no_overrides(given)
+
+
+def _no_overrides(given: object) -> ConfigError:
+    return ConfigError(
+        f"overrides are texts such as 'scheduler.max_num_seqs=64', or a mapping such as "
+        f"{{'scheduler.max_num_seqs': 64}}, not {given!r}"
+    )
 
 
 def _parse(text: str) -> tuple[KeyPath, Node]:

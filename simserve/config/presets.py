@@ -29,6 +29,8 @@ _NOT_MODELLED = {
     "n_shared_experts": "shared experts are not modelled",
     "state_size": "state-space layers are not modelled",
     "linear_num_key_heads": "linear attention is not modelled",
+    "quantization_config": "quantised weights are not modelled; without this field all weights "
+    "count as of the file's dtype, which may be fp8",
 }
 _UNGATED_MODELS = ("gpt_neox", "starcoder2", "phi", "nemotron", "persimmon")
 
@@ -45,7 +47,7 @@ def gpu_names() -> list[str]:
 
 def load_gpu(name: str) -> GPU:
     """A GPU preset. Raises UnknownNameError, listing what there is."""
-    return GPU(**_preset("gpus", "GPU", name, "no GPU"))
+    return GPU(**_preset("gpus", "GPU", name))
 
 
 def load_model(spec: str | Mapping[str, Any], base_dir: Path | None = None) -> ModelShape:
@@ -77,7 +79,7 @@ def _model(
 ) -> tuple[ModelShape, Mapping[str, Any], str]:
     """The sizes, the keys of a config.json that tell the rest, and what to call their source."""
     if isinstance(spec, str):
-        hint = "or give {config: path/to/config.json}"
+        hint = ", or give {config: path/to/config.json}"
         fields = _preset("models", "model", spec, hint)
         decoder = fields.pop("decoder", {})
         return ModelShape(**fields), decoder, f"model preset '{spec}'"
@@ -97,12 +99,12 @@ def _names(folder: str) -> list[str]:
     return sorted(e.name.removesuffix(".json") for e in entries if e.name.endswith(".json"))
 
 
-def _preset(folder: str, what: str, name: str, hint: str) -> dict[str, Any]:
+def _preset(folder: str, what: str, name: str, hint: str = "") -> dict[str, Any]:
     known = _names(folder)
     if name not in known:
         raise UnknownNameError(
             f"no {what} preset is called '{name}'{did_you_mean(name, known)}; "
-            f"there are {', '.join(known)}, {hint}"
+            f"there are {', '.join(known)}{hint}"
         )
     text = files("simserve.presets").joinpath(folder, f"{name}.json").read_text(encoding="utf-8")
     fields: dict[str, Any] = json.loads(text)

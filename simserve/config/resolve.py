@@ -18,7 +18,7 @@ from simserve.config.workload import Workload
 from simserve.errors import ConfigError, Problem
 from simserve.types import GPU, ModelShape
 
-__all__ = ["Resolution", "SchedulerLimits", "resolve", "scheduler_limits"]
+__all__ = ["Resolution", "SchedulerLimits", "resolve", "scheduler_limits", "with_defaults"]
 
 _DEFAULT_BUDGET = 2048
 _DEFAULT_MAX_NUM_SEQS = 128
@@ -126,7 +126,9 @@ def _check(limits: SchedulerLimits, max_model_len: int) -> list[Problem]:
     ]
 
 
-def resolve(config: RunConfig, model: ModelShape, gpu: GPU) -> Resolution:
+def resolve(
+    config: RunConfig, model: ModelShape, gpu: GPU, draft: ModelShape | None = None
+) -> Resolution:
     """Write out every default that depends on the model, the GPU or another key.
 
     `kv_cache.num_gpu_blocks: auto` stays: it takes the memory plan, which is not made here.
@@ -134,22 +136,23 @@ def resolve(config: RunConfig, model: ModelShape, gpu: GPU) -> Resolution:
     Raises:
         ConfigError: values that do not go together.
     """
-    problems = decoding_problems(config) + sampling_problems(config, model, gpu)
-    if problems := problems + speculative_problems(config, model):
+    problems = decoding_problems(config, model) + sampling_problems(config, model, gpu)
+    if problems := problems + speculative_problems(config, model, draft):
         raise ConfigError(problems)
-    scheduler = _with_defaults(config.scheduler, model, gpu)
+    scheduler = with_defaults(config.scheduler, model, gpu)
     limits = _limits_of(scheduler)
     resolved = scheduler.model_copy(
         update={"long_prefill_token_threshold": limits.long_prefill_token_threshold}
     )
     return Resolution(
         config.model_copy(update={"scheduler": resolved, "workload": _with_total(config)}),
-        warnings=(*remarks(resolved, model), *decoding_remarks(config)),
-        reachable_in_engine=not unreachable(resolved),
+        warnings=(*remarks(resolved, config.kv_cache, model), *decoding_remarks(config)),
+        reachable_in_engine=not unreachable(resolved, config.kv_cache, model),
     )
 
 
-def _with_defaults(scheduler: Scheduler, model: ModelShape, gpu: GPU) -> Scheduler:
+def with_defaults(scheduler: Scheduler, model: ModelShape, gpu: GPU) -> Scheduler:
+    """Write out what the engine decides by model and GPU where nothing is given."""
     is_large = gpu.memory_gib >= _LARGE_GPU_GIB and "a100" not in gpu.name.lower()
     max_model_len = scheduler.max_model_len or model.max_position_embeddings
     budget = scheduler.max_num_batched_tokens

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from simserve.config.executor import OwnSampling, Real, Sampling
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from simserve.config.decoding import BeamSearch
+from simserve.config.executor import Executor, OwnSampling, Real
 from simserve.config.model import RunConfig
 from simserve.cost.sampling_file import sampling_gpus
 from simserve.errors import Problem
 from simserve.types import GPU, ModelShape
 
-__all__ = ["NO_PENALTIES_WITH_DRAFTS", "OF_CHOSEN_TOKENS", "PENALTIES", "sampling_problems"]
+__all__ = [
+    "NO_PENALTIES_WITH_DRAFTS",
+    "OF_CHOSEN_TOKENS",
+    "PENALTIES",
+    "sampling_problems",
+    "unpriced",
+]
 
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 NO_PENALTIES_WITH_DRAFTS = (
@@ -26,40 +36,93 @@ OF_CHOSEN_TOKENS = {
 """What means something only where the model's tokens are the request's."""
 
 
+OF_BEAMS = {"weight", "temperature", "seed"}
+"""What may be said of requests that become beams, whose drawn tokens nobody uses."""
+NO_EFFECT_ON_BEAMS = "has no effect with beam_search, which ranks what the model finds likely"
+
+
+class _Place(NamedTuple):
+    """A key that says how tokens are chosen, and of whom."""
+
+    path: str
+    sampling: OwnSampling
+    only_beams: bool
+    """Whether all of its requests become beams."""
+    shortest: int | None
+    """Tokens of the shortest output of its requests that take its `min_tokens`, if it is known."""
+
+
 def sampling_problems(config: RunConfig, model: ModelShape, gpu: GPU) -> list[Problem]:
-    """Settings without effect where tokens are dictated, tokens that the model has not, and costs
-    that are not known."""
+    """Settings without effect, tokens that the model has not, and costs that are not known."""
     executor = config.executor
-    if not isinstance(executor, Real):
-        return _simulated_problems(config, executor.sampling, model, gpu)
-    entries = {f"executor.sampling.{i}": one for i, one in enumerate(executor.sampling)}
-    classes = {f"workload.{key}": one for key, one in config.workload.samplings.items()}
-    return [
-        Problem(path=f"{path}.{key}", message=message)
-        for path, one in {**entries, **classes}.items()
+    is_real = isinstance(executor, Real)
+    problems = [
+        Problem(path=f"{place.path}.{key}", message=message)
+        for place in _places(config)
         for key, message in (
-            *(_without_effect(one) if executor.tokens == "replay" else ()),
-            *(_with_drafts(one) if config.scheduler.speculative is not None else ()),
-            *_unknown_tokens(one, model),
+            *(_without_effect(place.sampling) if _replays(config) else ()),
+            *(_with_drafts(place.sampling) if is_real and config.scheduler.speculative else ()),
+            *_unknown_tokens(place.sampling, model),
+            *_of_beams(place),
+            *_too_many(place, executor),
         )
     ]
+    if executor.sampling and not is_real:
+        message_of = unpriced(config, gpu)
+        problems += [Problem(path="executor.sampling", message=one) for one in message_of]
+    return problems
 
 
-def _simulated_problems(
-    config: RunConfig, entries: list[Sampling], model: ModelShape, gpu: GPU
-) -> list[Problem]:
-    """What was not measured, and tokens that the model has not."""
-    found = [
-        (f"executor.sampling.{i}.{key}", message)
-        for i, one in enumerate(entries)
-        for key, message in _unknown_tokens(one, model)
+def _places(config: RunConfig) -> Iterator[_Place]:
+    workload = config.workload
+    synthetic, decoding = workload.synthetic, workload.decoding
+    classes = synthetic.classes if synthetic is not None else ()
+    decodings = [one.decoding or decoding for one in classes] or [decoding]
+    beams = [isinstance(one, BeamSearch) for one in decodings]
+    lengths: list[int] = []
+    if synthetic is not None:
+        outputs = [one.output_len or synthetic.output_len for one in classes]
+        lengths = [one.least for one in outputs or [synthetic.output_len]]
+    own = [one.sampling for one in classes]
+    taking = [
+        length
+        for length, one in zip(lengths, own or [None], strict=bool(lengths))
+        if one is None or "min_tokens" not in one.model_fields_set
     ]
-    if entries:
-        found += [("executor.sampling", message) for message in _unpriced(config, gpu)]
-    return [Problem(path=path, message=message) for path, message in found]
+    for i, entry in enumerate(config.executor.sampling):
+        yield _Place(f"executor.sampling.{i}", entry, all(beams), min(taking, default=None))
+    for i, sampling in enumerate(own):
+        if sampling is not None:
+            path = f"workload.synthetic.classes.{i}.sampling"
+            yield _Place(path, sampling, beams[i], lengths[i])
 
 
-def _unpriced(config: RunConfig, gpu: GPU) -> list[str]:
+def _replays(config: RunConfig) -> bool:
+    return isinstance(config.executor, Real) and config.executor.tokens == "replay"
+
+
+def _of_beams(place: _Place) -> list[tuple[str, str]]:
+    given = place.sampling.model_fields_set - OF_BEAMS if place.only_beams else set()
+    return [(key, NO_EFFECT_ON_BEAMS) for key in sorted(given)]
+
+
+def _too_many(place: _Place, executor: Executor) -> list[tuple[str, str]]:
+    """Numbers beyond what there is room for."""
+    one, found = place.sampling, []
+    if place.shortest is not None and one.min_tokens > place.shortest:
+        message = (
+            f"{one.min_tokens} is more than the {place.shortest} tokens of the shortest output"
+        )
+        found.append(("min_tokens", message))
+    most = executor.max_logprobs if isinstance(executor, Real) else None
+    if most is not None and one.logprobs is not None and one.logprobs > most:
+        found.append(("logprobs", f"{one.logprobs} is more than executor.max_logprobs ({most})"))
+    if (contradiction := one.of_request.contradiction) is not None:
+        found.append(contradiction)
+    return found
+
+
+def unpriced(config: RunConfig, gpu: GPU) -> list[str]:
     """Why what the choice of tokens costs is not known."""
     found, known = [], sampling_gpus()
     if gpu.name not in known:

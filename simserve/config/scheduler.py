@@ -10,12 +10,11 @@ from simserve.config.base import (
     Count,
     Fraction,
     Natural,
-    OneOf,
     Registered,
     Seconds,
     StrictModel,
 )
-from simserve.config.presets import model_names
+from simserve.config.model_spec import ModelSpec
 
 __all__ = ["Scheduler", "Speculative"]
 
@@ -32,8 +31,8 @@ class Speculative(StrictModel):
     one number, or one for each position."""
     acceptance_file: Annotated[str, Field(min_length=1)] | None = None
     """Instead: a JSON file with what a run has accepted, relative to this configuration file."""
-    draft_model: Annotated[str, OneOf("model preset", model_names)] | None = None
-    """Of method draft_model: name of a model preset with the same vocabulary."""
+    draft_model: ModelSpec | None = None
+    """Of method draft_model: a model with the same vocabulary, named as `model` is."""
     draft_s: Seconds = 0.0
     """Simulated: time that a step with drafting takes longer (seconds)."""
     prompt_lookup_max: Count | None = None

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simserve.config.build_workload import trace_of
+from simserve.config.build_workload import says_more, trace_of
+from simserve.config.decoding import BeamSearch
 from simserve.config.executor import Real
 from simserve.config.loader import LoadedConfig
 from simserve.config.sampling_checks import (
+    NO_EFFECT_ON_BEAMS,
     NO_PENALTIES_WITH_DRAFTS,
+    OF_BEAMS,
     OF_CHOSEN_TOKENS,
     PENALTIES,
 )
@@ -23,13 +26,13 @@ __all__ = ["own_sampling"]
 
 
 def own_sampling(
-    loaded: LoadedConfig, eos_token_ids: tuple[int, ...]
+    loaded: LoadedConfig, eos_token_ids: tuple[int, ...] | None
 ) -> tuple[Mapping[str, Any], ...]:
     """The settings that requests or their classes give, each once. Reads the whole trace.
 
     Args:
-        loaded: the configuration of a real run.
-        eos_token_ids: tokens with which the model ends a sequence.
+        loaded: the configuration.
+        eos_token_ids: tokens with which the model ends a sequence; None: that does not matter.
 
     Raises:
         ConfigError, TraceError: as the trace has it.
@@ -45,37 +48,42 @@ def own_sampling(
 
 
 def _of_requests(
-    loaded: LoadedConfig, trace: Trace, eos_token_ids: tuple[int, ...]
+    loaded: LoadedConfig, trace: Trace, eos_token_ids: tuple[int, ...] | None
 ) -> Iterable[Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
-    for request in trace.requests() if trace.format == "simserve" else ():
+    for number, request in trace.numbered() if says_more(trace) else ():
         asked = request.sampling
         if asked and repr(asked) not in found:
             if fault := _fault(asked, loaded, eos_token_ids):
-                raise TraceError(f"{trace.path}: request '{request.request_id}': sampling.{fault}")
+                raise TraceError(f"{trace.path}:{number}: sampling.{fault}")
             found[repr(asked)] = asked
     return found.values()
 
 
 def _fault(
-    asked: Mapping[str, Any], loaded: LoadedConfig, eos_token_ids: tuple[int, ...]
+    asked: Mapping[str, Any], loaded: LoadedConfig, eos_token_ids: tuple[int, ...] | None
 ) -> str | None:
     """The first thing that is wrong with what one request wants, and its name."""
-    real, model = loaded.config.executor, loaded.model
-    assert isinstance(real, Real)
-    if real.tokens == "replay":
+    config, model = loaded.config, loaded.model
+    if isinstance(config.executor, Real) and config.executor.tokens == "replay":
         for name in sorted(asked.keys() & OF_CHOSEN_TOKENS):
             return (
                 f"{name}: has no effect with executor.tokens replay, where the trace dictates the "
                 "tokens: use sampled"
             )
-    if loaded.config.scheduler.speculative is not None:
+    if isinstance(config.executor, Real) and config.scheduler.speculative is not None:
         for name in PENALTIES:
             if name in asked:
                 return f"{name}: {NO_PENALTIES_WITH_DRAFTS}"
-    if asked.get("ignore_eos") is False and not eos_token_ids:
+    if isinstance(config.workload.decoding, BeamSearch):
+        for name in sorted(asked.keys() - OF_BEAMS):
+            return f"{name}: {NO_EFFECT_ON_BEAMS}"
+    if asked.get("ignore_eos") is False and eos_token_ids == ():
         return f"ignore_eos: {model.name} names no eos_token_id: give it as one of stop_token_ids"
-    for name, tokens in RequestSampling(**asked).named_tokens.items():
+    settings = RequestSampling(**asked)
+    if settings.contradiction is not None:
+        return ": ".join(settings.contradiction)
+    for name, tokens in settings.named_tokens.items():
         largest = max(tokens, default=-1)
         if largest >= model.vocab_size:
             return f"{name}: {largest} is no token of {model.name}, which has {model.vocab_size}"

@@ -93,7 +93,7 @@ class RequestClass(StrictModel):
     decoding: Decoding | None = None
     """How many sequences each becomes. null: that of the workload."""
     sampling: OwnSampling | None = None
-    """How a model chooses their tokens, over what `executor.sampling` says. Real executors only."""
+    """How their tokens are chosen, over what `executor.sampling` says."""
 
 
 class SharedPrefix(StrictModel):

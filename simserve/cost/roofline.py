@@ -110,8 +110,7 @@ class RooflineCost:
     def price(self, run: StepRun) -> Price:
         """Durations and parts of the steps of a run; a step without tokens costs 0."""
         num_tokens = run.plan.num_tokens
-        all_decode = bool(num_tokens) and num_tokens.count(1) == len(num_tokens)
-        if run.count > 1 and all_decode and self._window is None:
+        if run.count > 1 and self._window is None and 0 < num_tokens.count(1) == len(num_tokens):
             return self._price_decodes(extract(StepRun(run.plan)), run.count)
         features = extract(run, self._window)
         if features.num_tokens == 0:
@@ -139,28 +138,27 @@ class RooflineCost:
         self, f: Features, longer: Callable[[Any, Any], Any]
     ) -> tuple[Any, dict[str, Any]]:
         """The duration and the parts, by the same operations for numbers and for arrays."""
-        tokens = f.num_tokens
+        tokens, reqs, decodes, decode_kv, prefills, prefill_tokens, pairs, prefill_kv, rows, _ = f
         experts = min(self._num_experts, self._num_active_experts * tokens)
         linear = max(
             self._linear_flops_s * tokens,
             self._dense_s + self._expert_s * experts + self._activation_s * tokens,
         )
         decode = longer(
-            self._pair_s * f.decode_kv_tokens,
-            self._kv_s * f.decode_kv_tokens + self._query_s * f.num_decodes,
+            self._pair_s * decode_kv,
+            self._kv_s * decode_kv + self._query_s * decodes,
         )
         prefill: Any = 0.0
-        if f.num_prefills:
+        if prefills:
             prefill = longer(
-                self._pair_s * f.prefill_pairs,
-                self._kv_s * f.prefill_kv_tokens + self._query_s * f.prefill_tokens,
+                self._pair_s * pairs,
+                self._kv_s * prefill_kv + self._query_s * prefill_tokens,
             )
-        rows = f.num_logits_rows
         head = max(self._row_flops_s * rows, self._head_s + self._row_s * rows)
-        host = self._host_step_s + self._host_request_s * f.num_reqs
+        host = self._host_step_s + self._host_request_s * reqs
         # What may be an array comes last: adding numbers to it one by one would cost more.
         total = decode + (linear + head + self._launch_s + host)
-        if f.num_prefills:
+        if prefills:
             total = total + prefill
         return total, {
             "linear_s": linear,

@@ -60,8 +60,6 @@ class SamplingCost:
         vocab_size: of the model.
         settings_of: how each request wants its tokens chosen.
         included: the method that the cost model has in its steps, of all rows; None: it has none.
-        num_logprobs: how many log-probabilities every row has, though not all ask for them; None:
-            none.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class SamplingCost:
         vocab_size: int,
         settings_of: Callable[[TraceRequest], RequestSampling],
         included: str | None,
-        num_logprobs: int | None,
     ) -> None:
         def times(table: Table) -> Times:
             return Times(measured, table, vocab_size)
@@ -80,7 +77,6 @@ class SamplingCost:
         self._methods = {name: times(table) for name, table in measured.methods.items()}
         self._logprobs = {n: times(table) for n, table in sorted(measured.logprobs.items())}
         self._included = None if included is None else self._methods[included]
-        self._num_logprobs = -1 if num_logprobs is None else num_logprobs
         self._wishes: dict[str, _Wish] = {}
         self._most_rows = self._most_logprobs = 0
         self.out_of_domain_steps = 0
@@ -91,7 +87,7 @@ class SamplingCost:
         one = self._settings_of(request)
         wish = _Wish(method_of(one, self._vocab_size), _has_rules(one), one.logprobs)
         self._wishes[request.request_id] = wish
-        self._most_logprobs = max(self._most_logprobs, self._num_logprobs, one.logprobs or 0)
+        self._most_logprobs = max(self._most_logprobs, one.logprobs or 0)
 
     def price_s(self, plan: StepPlan, count: int) -> float:
         """Time that each of `count` steps of this plan takes beside its price; at least 0.
@@ -108,17 +104,18 @@ class SamplingCost:
             self.out_of_domain_steps += count
             self._most_rows = max(self._most_rows, rows)
         by_method: Counter[str] = Counter()
-        num_logprobs = self._num_logprobs
+        num_asking = most_logprobs = 0
         for wish, number in wishes.items():
             by_method[wish.method] += number
             by_method["penalties"] += number * wish.has_rules
             if wish.num_logprobs is not None:
-                num_logprobs = max(num_logprobs, wish.num_logprobs)
+                num_asking += number
+                most_logprobs = max(most_logprobs, wish.num_logprobs)
         seconds = 0.0 if self._included is None else -self._included.of(rows)
         for name, number in sorted(by_method.items()):
             seconds += self._methods[name].of(number)
-        if num_logprobs >= 0:
-            seconds += self._logprobs_s(num_logprobs, rows)
+        if num_asking:
+            seconds += self._logprobs_s(most_logprobs, num_asking)
         return max(0.0, seconds)
 
     @property

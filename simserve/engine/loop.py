@@ -180,10 +180,11 @@ class Engine:
         gauges = self._gauged.gauges() if self._gauged is not None else {}
         passed = 1
         if not plan.request_ids:
-            result = nothing_run(start_s)
+            run, result = StepRun(plan), nothing_run(start_s)
         else:
             count = self._num_equal_steps(plan)
-            result = self._parts.executor.submit(StepRun(plan, count), start_s)
+            run = StepRun(plan, count)
+            result = self._parts.executor.submit(run, start_s)
             passed = self._steps_until_message(result) if count > 1 else 1
             yield self._until(result.ends_s[passed - 1])
             if self._steady is not None and passed > 1:
@@ -191,14 +192,14 @@ class Engine:
                 free = list(accumulate(grown.taken, sub, initial=free[0]))
                 evicted += grown.evicted
             if passed < count:
-                result = _cut(result, passed)
+                run, result = StepRun(plan, passed), _cut(result, passed)
             end_s = result.ends_s[-1]
             self._last_step_s = (end_s - start_s) / passed + result.gap_s
             self.now = end_s
         output = self._update(plan, result)
         self._parts.recorder.stepped(
             StepRecord(
-                StepRun(plan, passed),
+                run,
                 start_s,
                 result,
                 output,
@@ -280,7 +281,7 @@ def nothing_run(now_s: float) -> StepResult:
 def _cut(result: StepResult, count: int) -> StepResult:
     """The first `count` steps of a run."""
     parts = {
-        name: values if isinstance(values, float | int) else values[:count]
+        name: values if isinstance(values, (float, int)) else values[:count]
         for name, values in result.parts.items()
     }
     return StepResult(result.ends_s[:count], parts, result.num_emitted, gap_s=result.gap_s)

@@ -13,6 +13,7 @@ import simpy
 
 from simserve.engine.loop import Engine, EngineParts
 from simserve.engine.loop_async import AsyncEngine
+from simserve.errors import counted
 
 __all__ = ["Outcome", "Progress", "ctrl_c_calls", "simulate"]
 
@@ -56,13 +57,25 @@ def _complaint(engine: Engine, parts: EngineParts) -> str:
         "tokens computed)"
         for r in unfinished[:5]
     )
-    kv = parts.kv
     return (
-        f"{engine.status} at {engine.now:.6f} s: {len(unfinished)} requests can never make "
-        f"progress: {names}{', …' if len(unfinished) > 5 else ''}. {kv.num_free_blocks} of "
-        f"{kv.num_gpu_blocks - 1} usable KV blocks of {kv.block_size} tokens are free. "
-        "Give the KV cache more blocks (kv_cache.num_gpu_blocks)."
+        f"{engine.status} at {engine.now:.6f} s: {counted(len(unfinished), 'request')} can never "
+        f"make progress: {names}{', …' if len(unfinished) > 5 else ''}. {_cause(engine, parts)}"
     )
+
+
+def _cause(engine: Engine, parts: EngineParts) -> str:
+    kv, unfinished = parts.kv, parts.scheduler.unfinished()
+    free = (
+        f"{kv.num_free_blocks} of {kv.num_gpu_blocks - 1} usable KV blocks of {kv.block_size} "
+        "tokens are free"
+    )
+    if engine.status == "deadlock" and all(map(kv.can_hold_all, unfinished)):
+        kind = type(parts.scheduler)
+        return (
+            f"{free}, enough for each of them, but {kind.__module__}:{kind.__qualname__} has "
+            "planned nothing: its schedule() leaves them waiting for ever."
+        )
+    return f"{free}. Give the KV cache more blocks (kv_cache.num_gpu_blocks)."
 
 
 @contextmanager

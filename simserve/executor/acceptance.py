@@ -84,7 +84,7 @@ def _draws(key: bytes, request_id: str, so_far: int, count: int) -> list[float]:
 def read_acceptance(path: Path, num_speculative_tokens: int, seed: int) -> Accepted:
     """What a JSON file says of acceptance.
 
-    It holds `spec_decode_conditional_acceptance_pos_0` and so on, as the summary of a run with
+    It holds `spec_decode_conditional_acceptance_pos_0` and so on, as the summary.json of a run with
     drafts does; or vLLM's counters
     `num_drafts` and `num_accepted_tokens_per_pos`; or `accepted`: a list of counts, one a step, or
     such lists by request id. Positions beyond those it knows are not accepted.
@@ -97,6 +97,8 @@ def read_acceptance(path: Path, num_speculative_tokens: int, seed: int) -> Accep
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _error(f"{path} cannot be read: {reason}") from None
+    if isinstance(said, list) and len(said) == 1:
+        said = said[0]  # a summary.json of one run
     if not isinstance(said, dict):
         raise _error(f"{path} holds no mapping")
     try:

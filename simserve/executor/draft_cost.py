@@ -13,8 +13,8 @@ __all__ = ["DraftCost"]
 class DraftCost:
     """Host time, and the passes of a draft model.
 
-    A draft model computes the step's tokens too, for their keys and values, and then decodes k
-    tokens one after the other for every request that got a token.
+    A draft model computes the step's right tokens too, for their keys and values, together with the
+    token that each request has got, which gives the first draft; then it decodes k − 1 times.
 
     Args:
         host_s: time of the host (seconds).
@@ -39,21 +39,29 @@ class DraftCost:
         """
         seconds = self._host_s if drafts else 0.0
         if self._model is not None:
-            seconds += sum(self._model.price(StepRun(plan)).durations_s)
-            decodes = self._decodes(plan, emitted)
-            if drafts and decodes.request_ids:
-                seconds += sum(self._model.price(StepRun(decodes, self._k)).durations_s)
+            first, decodes = self._passes(plan, emitted, drafts)
+            seconds += sum(self._model.price(StepRun(first)).durations_s)
+            if decodes.request_ids and self._k > 1:
+                seconds += sum(self._model.price(StepRun(decodes, self._k - 1)).durations_s)
         return float(seconds)
 
-    def _decodes(self, plan: StepPlan, emitted: Sequence[int]) -> StepPlan:
-        """The first of the draft model's own steps."""
-        decodes = StepPlan(step=plan.step)
+    def _passes(
+        self, plan: StepPlan, emitted: Sequence[int], drafts: bool
+    ) -> tuple[StepPlan, StepPlan]:
+        """The pass over the step's tokens, and the first of those of one token."""
+        first, decodes = StepPlan(step=plan.step), StepPlan(step=plan.step)
         rows = zip(plan.request_ids, plan.starts, plan.num_tokens, emitted, strict=True)
         for request_id, start, num_tokens, count in rows:
-            if count:
-                verified = len(plan.draft_tokens.get(request_id, ()))
-                decodes.request_ids.append(request_id)
-                decodes.starts.append(start + num_tokens - verified + count - 1)
-                decodes.num_tokens.append(1)
-                decodes.samples.append(True)
-        return decodes
+            wrong = len(plan.draft_tokens.get(request_id, ())) - max(0, count - 1)
+            known = num_tokens - wrong + (drafts and count > 0)
+            _add(first, request_id, start, known, count > 0)
+            if drafts and count:
+                _add(decodes, request_id, start + known, 1, True)
+        return first, decodes
+
+
+def _add(plan: StepPlan, request_id: str, start: int, num_tokens: int, samples: bool) -> None:
+    plan.request_ids.append(request_id)
+    plan.starts.append(start)
+    plan.num_tokens.append(num_tokens)
+    plan.samples.append(samples)

@@ -98,8 +98,9 @@ class SimulatedExecutor:
                 durations = [duration_s + draft_s for duration_s in durations]
                 parts = {**parts, "draft_s": draft_s}
         gap_s = 0.0 if self._loop is None else self._loop.after_step_s(plan)
+        starts_s = [start_s]
         if run.count == 1:
-            starts_s, ends_s = [start_s], [start_s + durations[0]]
+            ends_s = [start_s + durations[0]]
         elif gap_s:
             spans = chain.from_iterable(zip(durations, repeat(gap_s)))
             clock = list(accumulate(spans, initial=start_s))

@@ -17,7 +17,7 @@ from simserve.config.environment import collect
 from simserve.config.loader import LoadedConfig, load_config
 from simserve.config.presets import gpu_names
 from simserve.engine.simulation import simulate
-from simserve.errors import SimserveError
+from simserve.errors import SimserveError, counted
 from simserve.executor.real.bench.step_cases import StepCase
 from simserve.executor.real.bench.steps import measure_steps
 from simserve.fidelity import executor_facts
@@ -94,10 +94,12 @@ def measure(
         streams = [bench.traffic(one, 1 + i, traffic_steps) for i, one in enumerate(fitted)]
         unseen = bench.traffic(held_out, 0, traffic_steps)
         tell(f"traffic done at {perf_counter() - began:.0f} s")
+        if perf_counter() - began > time_limit_s:
+            tell(f"the limit of {time_limit_s:g} s is passed: a round and the traffic take longer")
         while (start := perf_counter()) + longest_s < began + time_limit_s - _RESERVE_S:
             rounds.append(bench.round(len(rounds)))
             longest_s = max(longest_s, perf_counter() - start)
-        tell(f"{len(rounds)} rounds done at {perf_counter() - began:.0f} s")
+        tell(f"{counted(len(rounds), 'round')} done at {perf_counter() - began:.0f} s")
         return bench.calibration(rounds, streams, unseen)
     finally:
         machine.close()

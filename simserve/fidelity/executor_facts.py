@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simserve.cost.profile_file import Graphs
+from simserve.cost.profile_file import Graphs, ProfileFile
 from simserve.errors import ConfigError
 
-__all__ = ["ENGINE", "attention_path", "graphs", "measured_on"]
+__all__ = ["ENGINE", "attention_path", "graphs", "measured_on", "other_path"]
 
 ENGINE = "simserve"
 """Name of the engine."""
@@ -45,6 +45,15 @@ def attention_path(facts: Mapping[str, Any]) -> str:
     if _captures_prefills(facts):
         return f"{path}; CUDA graphs of decodes and of small steps with prefills"
     return f"{path}; CUDA graphs of decodes, other steps kernel by kernel"
+
+
+def other_path(profile: ProfileFile, facts: Mapping[str, Any]) -> str | None:
+    """What is to be said of a profile of another engine or attention path; None of this one's."""
+    own = f"{ENGINE}, {attention_path(facts)}"
+    theirs = f"{profile.engine.name}, {profile.attention_path}"
+    if theirs == own:
+        return None
+    return f"profile '{profile.name}' was measured on another path: {theirs}"
 
 
 def _captures_prefills(facts: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from simserve.cost.step_model import COEFFICIENTS, Sheet, sheet
 from simserve.errors import TraceError
 from simserve.fidelity.fit_host import engine_seconds, fit_host
 from simserve.fidelity.fit_sizes import bounded_factors, fit_size_factors
-from simserve.fidelity.fit_step import Sample, fit_steps, predict
+from simserve.fidelity.fit_step import FITTED_HERE, Sample, fit_steps, predict
 from simserve.fidelity.host_speed import host_scale, local_host_scale
 from simserve.fidelity.observations import Observations, observe
 from simserve.fidelity.vllm_log import StepLog
@@ -37,6 +37,8 @@ _DOMAIN = (
     "prefill_pairs",
     "prefill_kv_tokens",
 )
+_HOST_TIMES = ("inputs_step_s", "inputs_request_s", "launch_step_s", "launch_eager_layer_s")
+_ENGINE_TIMES = tuple(name for name in COEFFICIENTS if name not in FITTED_HERE)
 _QUANTILES = (np.arange(101) + 0.5) / 101
 _FEWEST_FOR_QUANTILES = 100
 _FEWEST_FOR_HOLDING = 500
@@ -58,6 +60,8 @@ class LoadedLog:
     model: str
     gpu: str
     steps: Observations
+    has_host: bool = field(default=True, kw_only=True)
+    """Whether the host's time is in its steps; if not, they tell nothing of it."""
 
     @property
     def sheet(self) -> Sheet:
@@ -150,7 +154,7 @@ def fit_profile(
     own = [log for log in fitted if log.model == model]
     _check(fitted, held_out, own, model)
     prices = _fit(fitted, graphs, model, known or {}, own_hosts)
-    told = [log for log in own if log.name not in own_hosts]
+    told = [log for log in own if log.has_host and log.name not in own_hosts]
     unseen = [log for log in held_out if log.model == model]
     host_residuals, hold = _host_residuals(told, prices.coefficients)
     engine, _, version = fitted[0].engine.rpartition("-")
@@ -201,8 +205,10 @@ def _fit(
 
     Coefficients and size factors are fitted in turn; each model has factors of its own.
     """
-    host, scales = fit_host([log.steps for log in logs])
+    host, scales = _hosts(logs)
     reference = _reference_scale(logs, scales, model, own_hosts)
+    if not any(log.has_host for log in logs):
+        known = {**known, **dict.fromkeys(_HOST_TIMES, 0.0)}
     samples = [
         Sample(log.steps, log.sheet, scale, log.name not in own_hosts)
         for log, scale in zip(logs, scales, strict=True)
@@ -232,6 +238,16 @@ def _fit(
     return Prices(model, coefficients, bounded_factors(factors[model], coefficients), graphs)
 
 
+def _hosts(logs: Sequence[LoadedLog]) -> tuple[dict[str, float], list[Floats]]:
+    """As `fit_host`, of the logs that tell of their host; the others' scale is 0."""
+    timed = [log.steps for log in logs if log.has_host]
+    if not timed:
+        return dict.fromkeys(_ENGINE_TIMES, 0.0), [np.zeros(len(log.steps)) for log in logs]
+    host, found = fit_host(timed)
+    scales = iter(found)
+    return host, [next(scales) if log.has_host else np.zeros(len(log.steps)) for log in logs]
+
+
 def _reference_scale(
     logs: Sequence[LoadedLog],
     scales: Sequence[Floats],
@@ -245,8 +261,10 @@ def _reference_scale(
     own = [
         scale
         for log, scale in zip(logs, scales, strict=True)
-        if log.model == model and log.name not in own_hosts
+        if log.model == model and log.has_host and log.name not in own_hosts
     ]
+    if not own:
+        return 1.0
     long = [scale for scale in own if len(scale) >= _LONG_LOG_STEPS]
     told = long if len(long) >= _ENOUGH_LONG_LOGS else own
     weights = [min(len(scale), _REFERENCE_STEPS) for scale in told]
@@ -269,6 +287,7 @@ def _by_regime(
     regimes, predicted, measured = [], [], []
     for log in logs:
         scale = _scale_of(log, prices.coefficients) if host_known else 1.0
+        scale = scale if log.has_host else 0.0
         predicted.append(prices.predict(log, scale))
         measured.append(log.steps.duration_s)
         regimes += log.steps.regimes
@@ -305,6 +324,8 @@ def _residuals(logs: Sequence[LoadedLog], prices: Prices) -> dict[str, list[floa
         predicted = prices.predict(log, local)
         ratios.append(log.steps.duration_s / predicted)
         regimes += log.steps.regimes
+    if not ratios:
+        return {}
     ratio, names = np.concatenate(ratios), np.array(regimes)
     return {
         regime: _quantiles(ratio[names == regime])

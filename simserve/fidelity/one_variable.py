@@ -5,17 +5,33 @@ It can if exactly one effective setting differs, and if both results tell what m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simserve.fidelity.result_source import Result
 
-__all__ = ["SettingDifference", "differing_settings", "missing_facts", "one_sided_settings"]
+__all__ = [
+    "SettingDifference",
+    "differing_settings",
+    "following_settings",
+    "missing_facts",
+    "one_sided_settings",
+]
 
 _REQUIRED = ("max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching")
 """Without these a configuration is not the effective one of an engine."""
 _FOLLOWS = {"scheduler_reserve_full_isl": "compat", "options": "scheduler.kind"}
 """Settings that another one decides: where that differs, they are part of it."""
+
+
+_SIZES = ("model", "gpu", "dtype", "block_size", "gpu_memory_utilization", "max_model_len")
+_DEFAULTS_BY = {
+    "max_model_len": ("model",),
+    "max_num_batched_tokens": ("gpu", "enable_chunked_prefill"),
+    "max_num_seqs": ("gpu", "max_num_batched_tokens"),
+    "num_gpu_blocks": (*_SIZES, "max_num_batched_tokens", "max_num_seqs"),
+}
+"""Settings that follow from others where simserve is not given them."""
 
 
 class SettingDifference(NamedTuple):
@@ -50,6 +66,12 @@ def _is_part(name: str, kinds: list[str], names: set[str]) -> bool:
     if _FOLLOWS.get(name.partition(".")[0]) in names:
         return True
     return any(name.startswith(f"{kind}.") and name != f"{kind}.kind" for kind in kinds)
+
+
+def following_settings(differing: Sequence[SettingDifference]) -> list[str]:
+    """Of settings that differ, those that may do so only because another one does."""
+    names = {one.name for one in differing}
+    return [name for name, by in _DEFAULTS_BY.items() if name in names and names.intersection(by)]
 
 
 def one_sided_settings(a: Result, b: Result) -> list[str]:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from simserve.api import Progress, Written, run
-from simserve.config.executor import Real, Simulated
+from simserve.config.executor import ProfileCost, Real, Simulated
 from simserve.config.loader import LoadedConfig
+from simserve.cost.profile_file import load_profile
 from simserve.cost.sampling_file import sampling_gpus
 from simserve.errors import RunDirectoryError
+from simserve.fidelity.executor_facts import other_path
 from simserve.fidelity.percentile_table import Compared, percentile_rows
 from simserve.metrics.arrow import column
 from simserve.metrics.options import Scalar
@@ -62,10 +64,13 @@ def validate(
         SimserveError: as `run` has it.
     """
     directory = real.directory
-    twin = run(simulated_twin(loaded, real.summary), progress=progress)
+    of_twin = simulated_twin(loaded, real.summary)
+    twin = run(of_twin, progress=progress)
     twin.save(directory / SIMULATED)
     steps = read_run(directory).steps_table
     statement = _statement(real.summary, twin.summary_dict, int(_compiled(steps).sum()))
+    if flag := _other_path(of_twin, real.summary):
+        statement += f"; {flag}"
     rows = [*percentile_rows(real.summary, twin.summary_dict), *_priced(steps), *_memory(real)]
     content = {"statement": statement, "rows": [row.as_json() for row in rows]}
     try:
@@ -110,6 +115,16 @@ def _statement(
         f"decisions {real['decisions']}; real: {name}, {path}{compiled}; "
         f"simulated: timing {simulated['timing']}"
     )
+
+
+def _other_path(simulated: LoadedConfig, real: Mapping[str, Scalar]) -> str | None:
+    """That the profile is of another path than that which ran; None if it is not."""
+    executor = simulated.config.executor
+    cost = executor.cost if isinstance(executor, Simulated) else None
+    if not isinstance(cost, ProfileCost):
+        return None
+    facts = {name: real[f"executor.{name}"] for name in ("device", *_PATH)}
+    return other_path(load_profile(cost.name, cost.path, simulated.base_dir), facts)
 
 
 def compile_warning(directory: Path) -> str | None:

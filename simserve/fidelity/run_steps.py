@@ -21,14 +21,14 @@ from simserve.metrics.arrow import column, items
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["measured_steps"]
+__all__ = ["StepRows", "measured_steps", "step_counts"]
 
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Seconds = NDArray[np.float64]
 
 
-class _Rows(NamedTuple):
+class StepRows(NamedTuple):
     """What requests computed: each array has shape [rows], one row a request and step."""
 
     request: Counts
@@ -50,9 +50,8 @@ def measured_steps(
     """
     seconds = _seconds(steps)
     chunks, decodes = _chunks(requests), _decodes(requests)
-    rows = _Rows(*(np.concatenate(pair) for pair in zip(chunks, decodes, strict=True)))
+    rows = StepRows(*(np.concatenate(pair) for pair in zip(chunks, decodes, strict=True)))
     known = _explained(rows, requests, steps) & _warm(steps)
-    sums = _Sums(rows, steps.num_rows, sliding_window)
     none = np.zeros(steps.num_rows, dtype=np.int64)
     observed = Observations(
         duration_s=np.sum(list(seconds.values()), axis=0),
@@ -62,7 +61,7 @@ def measured_steps(
         gap_s=none.astype(np.float64),
         gap_requests=none,
         gap_tokens=none,
-        **sums.columns(),
+        **step_counts(rows, steps.num_rows, sliding_window),
     )
     host_s = seconds["prepare_s"] + seconds["sample_s"] + seconds["sync_s"]
     return MeasuredSteps(observed.take(known), host_s[known])
@@ -78,7 +77,7 @@ def _seconds(steps: pa.Table) -> dict[str, Seconds]:
     return {name: np.nan_to_num(column(steps, f"parts.{name}")) for name in PARTS}
 
 
-def _chunks(requests: pa.Table) -> _Rows:
+def _chunks(requests: pa.Table) -> StepRows:
     """Parts of prompts; those of preempted requests begin again, and are not explained."""
     offsets, step = items(requests, "prefill_chunk_step")
     _, num_tokens = items(requests, "prefill_chunk_num_tokens")
@@ -87,10 +86,10 @@ def _chunks(requests: pa.Table) -> _Rows:
     before = np.cumsum(num_tokens) - num_tokens
     cached = np.nan_to_num(column(requests, "cached_tokens")).astype(np.int64)
     start = cached[request] + before - before[offsets[request]]
-    return _Rows(request, step, num_tokens, start, (place == 0).astype(np.int64))
+    return StepRows(request, step, num_tokens, start, (place == 0).astype(np.int64))
 
 
-def _decodes(requests: pa.Table) -> _Rows:
+def _decodes(requests: pa.Table) -> StepRows:
     """Steps that computed a request's last token to get the next one."""
     offsets, first = items(requests, "token_run_first_step")
     _, count = items(requests, "token_run_num_steps")
@@ -106,10 +105,10 @@ def _decodes(requests: pa.Table) -> _Rows:
     request, step, number = request[later], step[later], number[later]
     one = np.ones(len(step), dtype=np.int64)
     prompt = column(requests, "input_length").astype(np.int64)
-    return _Rows(request, step, one, prompt[request] + number - 1, one - 1)
+    return StepRows(request, step, one, prompt[request] + number - 1, one - 1)
 
 
-def _explained(rows: _Rows, requests: pa.Table, steps: pa.Table) -> Mask:
+def _explained(rows: StepRows, requests: pa.Table, steps: pa.Table) -> Mask:
     """Whether the rows are all that a step ran, and no request in it was ever preempted."""
     num_steps = steps.num_rows
     reqs = np.bincount(rows.step, minlength=num_steps)
@@ -126,10 +125,17 @@ def _warm(steps: pa.Table) -> Mask:
     return np.asarray(np.nan_to_num(column(steps, "parts.first_shape")) == 0)
 
 
+def step_counts(
+    rows: StepRows, num_steps: int, sliding_window: int | None = None
+) -> dict[str, Counts]:
+    """The counts of `Observations`, shape [steps] each."""
+    return _Sums(rows, num_steps, sliding_window).columns()
+
+
 class _Sums:
     """Adds rows up over steps."""
 
-    def __init__(self, rows: _Rows, num_steps: int, window: int | None) -> None:
+    def __init__(self, rows: StepRows, num_steps: int, window: int | None) -> None:
         self._rows = rows
         self._num_steps = num_steps
         self._window = window

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from simserve.config.presets import load_gpu, load_model, model_names
 from simserve.cost.noise import ResidualNoise
 from simserve.cost.profile import ProfileCost
-from simserve.cost.profile_file import load_profile
+from simserve.cost.profile_file import ProfileFile, load_profile
 from simserve.fidelity.validate import Timing
 from simserve.fidelity.vllm_log import StepLog
 
@@ -44,7 +45,17 @@ def profile_timing(profile: str, log: StepLog) -> Timing:
         scattered=scattered if file.residuals else None,
         repeat_spread=file.repeat_spread,
         fitted_on=tuple(log.name for log in file.fitted),
+        remarks=tuple(_differences(file, log)),
     )
+
+
+def _differences(file: ProfileFile, log: StepLog) -> Iterator[str]:
+    """Where the log's engine or GPU is not the one whose step times these are."""
+    timed = f"{file.engine.name}-{file.engine.timing_version}"
+    if log.engine and log.engine != timed:
+        yield f"profile '{file.name}': step times are those of {timed}, the log is of {log.engine}"
+    if log.gpu and file.gpu not in log.gpu.lower().split():
+        yield f"profile '{file.name}': measured on gpu '{file.gpu}', the log is of '{log.gpu}'"
 
 
 def _is_path(profile: str) -> bool:

@@ -51,6 +51,8 @@ class Timing:
     by names such as `ttft_p50`."""
     fitted_on: tuple[str, ...] = ()
     """Logs that it was fitted on."""
+    remarks: tuple[str, ...] = ()
+    """What is to be said of it beside a log."""
 
 
 def group_repeats(logs: Sequence[StepLog]) -> list[list[StepLog]]:
@@ -122,7 +124,7 @@ def validate_workload(
         ttft_elasticity=elasticity,
         near_saturation=near,
         fitted_on=tuple(log.name for log in logs if log.name in timing.fitted_on),
-        remarks=tuple(getattr(simulated_cost, "remarks", ())),
+        remarks=(*timing.remarks, *getattr(simulated_cost, "remarks", ())),
         cells=judge.cells(),
         counts=_counts(real, simulated),
         steps=steps,

@@ -25,7 +25,9 @@ def compute_query_start_loc(num_scheduled_tokens: ArrayLike) -> NDArray[np.int64
     [0, 1, 2, 6]
     """
     lengths = np.asarray(num_scheduled_tokens, dtype=np.int64)
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    lengths.cumsum(out=starts[1:])
+    return starts
 
 
 class BatchSplit(NamedTuple):

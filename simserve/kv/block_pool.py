@@ -65,7 +65,7 @@ class BlockPool:
         """As `allocate`, and the keys under which the blocks were cached, 0: none."""
         blocks = self.free_queue.popleft_n(count)
         keys = self._keys[blocks]
-        if num_evicted := int(np.count_nonzero(keys)):
+        if num_evicted := len(keys.nonzero()[0]):
             self.evicted_cached_blocks += num_evicted
             self._keys[blocks] = 0
         self.ref_counts[blocks] = 1
@@ -73,15 +73,13 @@ class BlockPool:
 
     def allocate_few(self, count: int) -> list[int]:
         """As `allocate`, faster for a handful of blocks."""
-        blocks = []
-        popleft, key_of, refs_of = self.free_queue.popleft, self._key_of, self._refs_of
-        for _ in range(count):
-            block = popleft()
+        blocks = self.free_queue.popleft_few(count)
+        key_of, refs_of = self._key_of, self._refs_of
+        for block in blocks:
             if key_of[block]:
                 self.evicted_cached_blocks += 1
                 key_of[block] = 0
             refs_of[block] = 1
-            blocks.append(block)
         return blocks
 
     def touch(self, blocks: Blocks) -> None:
@@ -112,7 +110,7 @@ class BlockPool:
             stretch.cached[group] = blocks.copy()
         else:
             named = stretch.room_for(group, start + count)[start : start + count]
-            if np.count_nonzero(named):
+            if len(named.nonzero()[0]):
                 self._commit_beside(stretch, start, group, blocks.tolist())
             else:
                 named[:] = blocks
@@ -129,14 +127,18 @@ class BlockPool:
         """
         named = stretch.cached[group][start:stop]
         first = self._key(stretch, group, start)
-        gone = self._keys[named] != np.arange(first, first + len(named))
-        if np.count_nonzero(gone):
+        gone = (self._keys[named] != np.arange(first, first + len(named))).nonzero()[0]
+        if len(gone):
             if stretch.duplicates:
-                for index in (start + (gone & (named > 0)).nonzero()[0]).tolist():
+                for index in (start + gone[named[gone] > 0]).tolist():
                     self._name(stretch, group, index, self._left(stretch, group, index))
             else:
                 named[gone] = 0
         return named
+
+    def drop_keys(self, blocks: Blocks) -> None:
+        """Forget what is cached in these blocks."""
+        self._keys[blocks] = 0
 
     def drop_all_keys(self) -> None:
         """Forget everything that is cached."""

@@ -35,7 +35,10 @@ indices, probabilities."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Where a GPU's memory goes. The bytes add up to `budget_bytes`."""
+    """Where a GPU's memory goes. The bytes add up to `budget_bytes`.
+
+    Bytes are of both models where one drafts for the other; of activations they are the larger.
+    """
 
     model: str
     gpu: str
@@ -87,11 +90,13 @@ def fit_kv_cache(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     max_model_len: int | None = None,
+    draft: ModelShape | None = None,
 ) -> Capacity:
     """The KV pool that one GPU has room for.
 
-    num_gpu_blocks = floor(bytes left / bytes of a block of one layer / layers), as the engine
-    computes it. `max_model_len` None: the model's, without the check that it fits.
+    num_gpu_blocks = floor(bytes left / bytes of a block in all layers), as the engine computes it.
+    A block also holds what a `draft` model keeps of its tokens. `max_model_len` None: the model's,
+    without the check that it fits.
 
     Raises:
         ConfigError: a parameter is out of range.
@@ -99,26 +104,19 @@ def fit_kv_cache(
     """
     _check_parameters(block_size, gpu_memory_utilization, max_num_batched_tokens, max_num_seqs)
     kv_dtype = resolve_kv_dtype(model, kv_cache_dtype)
-    layers = model.num_hidden_layers
     memory = int(gpu.memory_gib * GIB)
     budget = int(memory * gpu_memory_utilization)
-    graph_tokens = min(max_num_batched_tokens, MAX_GRAPH_TOKENS)
-    parts = {
-        "weight_bytes": num_parameters(model) * dtype_bytes(model.dtype),
-        "activation_bytes": _activation_bytes(model, max_num_batched_tokens, max_num_seqs),
-        "cuda_graph_bytes": _layer_activation_bytes(model, graph_tokens)
-        + GRAPH_SIZES * layers * GRAPH_BYTES_PER_LAYER,
-        "partition_bytes": _partition_bytes(
-            model, min(max_num_seqs, MAX_GRAPH_TOKENS), max_model_len
-        ),
-        "alignment_bytes": layers * ALLOCATION_BYTES,
-        "kv_scale_bytes": 2 * 4 * layers if dtype_bytes(kv_dtype) == 1 else 0,
-    }
-    left = budget - sum(parts.values())
+    sizes = (kv_dtype, max_num_batched_tokens, max_num_seqs, max_model_len)
+    parts = _beside_the_pool(model, *sizes)
     per_token = kv_bytes_per_token(model, kv_cache_dtype)
-    layer_block_bytes = block_size * per_token // layers
-    num_blocks = max(left, 0) // layer_block_bytes // layers
-    kv_bytes = num_blocks * layer_block_bytes * layers
+    if draft is not None:
+        for name, num_bytes in _beside_the_pool(draft, *sizes).items():
+            both = (parts[name], num_bytes)
+            parts[name] = max(both) if name == "activation_bytes" else sum(both)
+        per_token += kv_bytes_per_token(draft, kv_dtype)
+    left = budget - sum(parts.values())
+    num_blocks = max(left, 0) // (block_size * per_token)
+    kv_bytes = num_blocks * block_size * per_token
     capacity = Capacity(
         model=model.name,
         gpu=gpu.name,
@@ -135,6 +133,29 @@ def fit_kv_cache(
     )
     _check_fits(capacity, max_model_len)
     return capacity
+
+
+def _beside_the_pool(
+    model: ModelShape,
+    kv_dtype: str,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int | None,
+) -> dict[str, int]:
+    """What a model takes beside its KV pool."""
+    layers = model.num_hidden_layers
+    graph_tokens = min(max_num_batched_tokens, MAX_GRAPH_TOKENS)
+    return {
+        "weight_bytes": num_parameters(model) * dtype_bytes(model.dtype),
+        "activation_bytes": _activation_bytes(model, max_num_batched_tokens, max_num_seqs),
+        "cuda_graph_bytes": _layer_activation_bytes(model, graph_tokens)
+        + GRAPH_SIZES * layers * GRAPH_BYTES_PER_LAYER,
+        "partition_bytes": _partition_bytes(
+            model, min(max_num_seqs, MAX_GRAPH_TOKENS), max_model_len
+        ),
+        "alignment_bytes": layers * ALLOCATION_BYTES,
+        "kv_scale_bytes": 2 * 4 * layers if dtype_bytes(kv_dtype) == 1 else 0,
+    }
 
 
 def _check_parameters(

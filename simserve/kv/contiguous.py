@@ -118,6 +118,9 @@ class ContiguousKVCacheManager:
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Nothing is cached."""
 
+    def uncommit(self, request: Request, num_computed_tokens: int) -> None:
+        """Nothing is cached."""
+
     def reset_prefix_cache(self) -> bool:
         """Whether no region is in use."""
         return not self._held
@@ -139,7 +142,7 @@ class ContiguousKVCacheManager:
         region = heappop(self._free)
         self._held[request.request_id] = region, request
         request.slots_until = self.region_blocks * self.block_size
-        return (self._blocks(region),)
+        return self.get_block_ids(request)
 
     def free(self, request: Request) -> None:
         """Give back a request's region. Idempotent."""

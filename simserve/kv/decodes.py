@@ -7,13 +7,13 @@ cache when somebody could see them there (a lookup, another commit, its end), no
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from simserve.kv.held import HeldBlocks
+from simserve.kv.held import Held, HeldBlocks
 from simserve.kv.identity import Chain
 from simserve.protocols import Grown, PrefixHit
 from simserve.types import Request
@@ -24,7 +24,7 @@ __all__ = ["PagedDecodes"]
 class _Member(NamedTuple):
     request_id: str
     table: array[int]
-    request: Request
+    held: Held
     day: int
     """In which of the `block_size` steps of a round it needs a block."""
 
@@ -50,14 +50,15 @@ class PagedDecodes:
     def add(self, request: Request) -> bool:
         """Take in a request; False if another decode completes the same blocks."""
         blocks, request_id = self._blocks, request.request_id
-        table = blocks.held_by(request).tables[0]
+        held = blocks.held_by(request)
+        table = held.tables[0]
         until_block = self._size * len(table) - request.num_computed_tokens
         if not 0 <= until_block < self._size:
             return False
-        if blocks.enable_prefix_caching and not blocks.commit_later(request):
+        if blocks.enable_prefix_caching and not blocks.commit_later(held):
             return False
         day = (self._today + until_block) % self._size
-        member = self._members[request_id] = _Member(request_id, table, request, day)
+        member = self._members[request_id] = _Member(request_id, table, held, day)
         self._calendar[day].append(member)
         return True
 
@@ -65,17 +66,17 @@ class PagedDecodes:
         """A request leaves: what it has completed is committed."""
         member = self._members.pop(request.request_id)
         self._calendar[member.day].remove(member)
-        self._blocks.commit_no_later(request)
-        self._blocks.note_slots(request)
+        self._blocks.commit_no_later(member.held)
+        self._blocks.note_slots(member.held)
 
     def commit(self) -> None:
         """Commit all that decodes have completed."""
         for member in self._members.values():
-            self._blocks.commit_now(member.request)
+            self._blocks.commit_now(member.held)
 
     # -- steps -------------------------------------------------------------------------------
 
-    def take_slots(self) -> Mapping[str, tuple[Sequence[int], ...]] | None:
+    def take_slots(self) -> dict[str, tuple[Sequence[int], ...]] | None:
         """A slot for each; the new blocks of those that needed one. None: too few were free."""
         needy = self._calendar[self._today]
         pool = self._blocks.pool
@@ -94,18 +95,18 @@ class PagedDecodes:
 
         Returns what each of the steps took, `count` numbers each.
         """
-        size, calendar = self._size, self._calendar
-        days = [calendar[day % size] for day in range(self._today, self._today + count)]
-        self._today = (self._today + count) % size
+        rounds = self._calendar * (2 + count // self._size)
+        days = rounds[self._today : self._today + count]
+        self._today = (self._today + count) % self._size
         taken = list(map(len, days))
-        needed = sum(taken)
+        needed, pool = sum(taken), self._blocks.pool
         if not needed:
             return Grown(taken, taken)
-        blocks, keys = self._blocks.pool.allocate_telling(needed)
-        members = chain.from_iterable(days)
-        for member, block in zip(members, blocks.tolist(), strict=True):
+        before = pool.evicted_cached_blocks
+        blocks, keys = pool.allocate_telling(needed)
+        for member, block in zip(chain.from_iterable(days), blocks.tolist(), strict=True):
             member.table.append(block)
-        num_evicted = int(np.count_nonzero(keys))
+        num_evicted = pool.evicted_cached_blocks - before
         if num_evicted == needed:
             return Grown(taken, taken)
         if not num_evicted:
@@ -147,19 +148,18 @@ class PagedDecodes:
         hit = self._find_hit(head)
         if hit is None:
             return pool.num_free_blocks
-        wanted = self._blocks.chain(head)
+        wanted = self._blocks.chain(self._blocks.held_by(head))
         (blocks,) = hit.blocks
         is_whole = len(blocks) == min((head.num_tokens - 1) // self._size, wanted.num_blocks)
         if not is_whole and any(
-            self._may_commit(member.request, len(blocks), wanted)
-            for member in self._members.values()
+            self._may_commit(member.held, len(blocks), wanted) for member in self._members.values()
         ):
             return None
         unused = blocks[pool.ref_counts[blocks] == 0]
         return pool.free_queue.num_before(unused) if len(unused) else pool.num_free_blocks
 
-    def _may_commit(self, request: Request, block: int, wanted: Chain) -> bool:
+    def _may_commit(self, held: Held, block: int, wanted: Chain) -> bool:
         """Whether a request goes on to complete the block that `wanted` has in this place."""
-        own = self._blocks.chain(request)
-        done = request.num_computed_tokens // self._size
+        own = self._blocks.chain(held)
+        done = held.request.num_computed_tokens // self._size
         return own.num_blocks > block >= done and own.at(block) == wanted.at(block)

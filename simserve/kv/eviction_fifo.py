@@ -40,9 +40,10 @@ class FifoFreeQueue:
         free = np.flatnonzero(self._is_free)
         return iter(free[np.argsort(self._age[free])].tolist())
 
-    def popleft(self) -> int:
-        """Take the block at the head; there must be one."""
-        return int(self.popleft_n(1)[0])
+    def popleft_few(self, count: int) -> list[int]:
+        """As `popleft_n`, for a handful of blocks."""
+        blocks: list[int] = self.popleft_n(count).tolist()
+        return blocks
 
     def popleft_n(self, count: int) -> Blocks:
         """Take `count` blocks from the head; there must be so many."""

@@ -26,9 +26,10 @@ def as_blocks(table: array[int]) -> Blocks:
 class Held:
     """What a request holds: its block table per group, and how far it is committed to the cache."""
 
-    __slots__ = ("chain", "committed", "tables", "waiting")
+    __slots__ = ("chain", "committed", "request", "tables", "waiting")
 
-    def __init__(self, num_groups: int) -> None:
+    def __init__(self, request: Request, num_groups: int) -> None:
+        self.request = request
         self.tables = [array("q") for _ in range(num_groups)]
         self.committed = [0] * num_groups
         self.chain: Chain | None = None
@@ -88,61 +89,65 @@ class HeldBlocks:
         """What a request holds; nothing yet, if it is new."""
         held = self._held.get(request.request_id)
         if held is None:
-            held = self._held[request.request_id] = Held(len(self.groups))
+            held = self._held[request.request_id] = Held(request, self.num_groups)
         return held
 
-    def note_slots(self, request: Request) -> None:
-        """Until when this request needs neither a block nor a commit."""
+    def note_slots(self, held: Held) -> None:
+        """Until when its request needs neither a block nor a commit."""
         if not self._windows:
-            held = self._held[request.request_id]
             until = self.block_size * len(held.tables[0])
             if self.enable_prefix_caching:
                 until = min(until, self.block_size * (held.committed[0] + 1) - 1)
-            request.slots_until = until
+            held.request.slots_until = until
 
-    def chain(self, request: Request) -> Chain:
-        """The identities of its blocks; made when first asked for."""
-        held = self.held_by(request)
+    def chain(self, held: Held) -> Chain:
+        """The identities of its request's blocks; made when first asked for."""
         if held.chain is None:
-            held.chain = self._trie.chain(request.trace)
+            held.chain = self._trie.chain(held.request.trace)
         return held.chain
 
     # -- the prefix cache ------------------------------------------------------------------------
 
-    def commit_later(self, request: Request) -> bool:
+    def commit_later(self, held: Held) -> bool:
         """Let the blocks that a decode completes wait until somebody could see them in the cache.
 
         False if another one's blocks under the same identities wait already: which of them is
         older would be lost.
         """
-        held = self._held[request.request_id]
-        chain, done = self.chain(request), held.committed[0]
-        if done < chain.num_blocks:
-            stretches = [stretch for stretch, _, _ in chain.between(done, chain.num_blocks)]
-            if any(stretch.committer is not None for stretch in stretches):
-                return False
-            for stretch in stretches:
-                stretch.committer = request
-            held.waiting = stretches
+        chain = self.chain(held)
+        pieces = chain.between(held.committed[0], chain.num_blocks)
+        stretches = [stretch for stretch, _, _ in pieces if stretch.committer is None]
+        if len(stretches) < len(pieces):
+            return False
+        for stretch in stretches:
+            stretch.committer = held
+        held.waiting = stretches
         return True
 
-    def commit_now(self, request: Request) -> None:
+    def commit_now(self, held: Held) -> None:
         """Commit what a decode has completed so far."""
-        held = self._held[request.request_id]
-        full_blocks = request.num_computed_tokens // self.block_size
+        full_blocks = held.request.num_computed_tokens // self.block_size
         if held.waiting and full_blocks > held.committed[0]:
-            self._commit(request, held, full_blocks)
+            self._commit(held, full_blocks)
 
-    def commit_no_later(self, request: Request) -> None:
+    def commit_no_later(self, held: Held) -> None:
         """Commit what a decode has completed; from now on its blocks do not wait."""
-        self.commit_now(request)
-        held = self._held[request.request_id]
+        self.commit_now(held)
         for stretch in held.waiting:
             stretch.committer = None
         held.waiting = []
 
-    def _commit(self, request: Request, held: Held, full_blocks: int) -> None:
-        chain = held.chain or self.chain(request)
+    def uncommit(self, request: Request, num_computed_tokens: int) -> None:
+        """Take its blocks beyond the first `num_computed_tokens` tokens out of the prefix cache."""
+        held = self.held_by(request)
+        full_blocks = num_computed_tokens // self.block_size
+        for g, table in enumerate(held.tables):
+            if held.committed[g] > full_blocks:
+                self.pool.drop_keys(as_blocks(table)[full_blocks : held.committed[g]])
+                held.committed[g] = full_blocks
+
+    def _commit(self, held: Held, full_blocks: int) -> None:
+        chain = self.chain(held)
         for g, table in enumerate(held.tables):
             start = held.committed[g]
             if full_blocks <= start:
@@ -150,12 +155,12 @@ class HeldBlocks:
             held.committed[g] = full_blocks
             if table[start] == 0:
                 raise SimserveError(
-                    f"request {request.request_id}: block {start} fell out of the sliding window "
-                    "before it was complete; the window is shorter than the accepted drafts"
+                    f"request {held.request.request_id}: block {start} fell out of the sliding "
+                    "window before it was complete; the window is shorter than the accepted drafts"
                 )
             done, blocks = start, as_blocks(table)
             for stretch, first, end in chain.between(start, full_blocks):
-                if stretch.committer is not None and stretch.committer is not request:
+                if stretch.committer is not None and stretch.committer is not held:
                     self.commit_now(stretch.committer)
                 stop = done + end - first
                 self.pool.commit(stretch, first, g, blocks[done:stop])

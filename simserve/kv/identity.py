@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import islice
-from typing import NamedTuple
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from simserve.kv.free_queue import Blocks
 from simserve.segments import Segment, Segments, split_blocks, total_len
-from simserve.types import MmItem, Request, TraceRequest
+from simserve.types import MmItem, TraceRequest
+
+if TYPE_CHECKING:
+    from simserve.kv.held import Held
 
 __all__ = ["Chain", "IdentityTrie", "Stretch"]
 
@@ -54,7 +57,7 @@ class Stretch:
         none. It may have been evicted since, as may the next ones: see `BlockPool.cached`."""
         self.duplicates: dict[tuple[int, int], list[int]] | None = None
         """Further blocks under (group, index), in order of insertion."""
-        self.committer: Request | None = None
+        self.committer: Held | None = None
         """A decode that completes blocks here and has not committed all of them yet."""
 
     def was_cached(self) -> bool:
@@ -96,15 +99,17 @@ class Chain:
             first, stretch, _ = self.spans[bisect_right(self._firsts, block) - 1]
         return stretch, block - first
 
-    def between(self, start: int, stop: int) -> Iterator[tuple[Stretch, int, int]]:
+    def between(self, start: int, stop: int) -> list[tuple[Stretch, int, int]]:
         """(stretch, first index, end index) of blocks `start` ... `stop - 1`, piece by piece."""
+        pieces = []
         i = bisect_right(self._firsts, start) - 1
         while start < stop:
             first, stretch, count = self.spans[i]
             end = min(stop, first + count)
-            yield stretch, start - first, end - first
+            pieces.append((stretch, start - first, end - first))
             start = end
             i += 1
+        return pieces
 
 
 class IdentityTrie:
@@ -120,17 +125,16 @@ class IdentityTrie:
 
     def chain(self, request: TraceRequest) -> Chain:
         """The chain of a request. It holds its stretches until `release`."""
-        root = self._root(request)
-        parts = request.prompt + request.output_parts
+        stretch, first, index = self._root(request), 0, -1
         spans: list[Span] = []
-        first = 0
-        for stretch, count in self._walk(root, parts, request.mm_items):
+        for key, count in self._keys(request):
+            stretch = self._child(stretch, index, key)
             spans.append(Span(first, stretch, count))
-            first += count
+            first, index = first + count, count - 1
         if spans:
-            spans[-1].stretch.refs += 1
+            stretch.refs += 1
         else:
-            self._drop_unheld(root, Stretch.was_cached)
+            self._drop_unheld(stretch, Stretch.was_cached)
         return Chain(spans)
 
     def release(self, chain: Chain) -> None:
@@ -142,8 +146,8 @@ class IdentityTrie:
 
     def drop_unheld(self, has_blocks: Sequence[bool]) -> None:
         """Drop all stretches that nothing holds; `has_blocks`: whether a block does, by slot."""
-        for stretch in self.stretches:
-            if stretch is not None:
+        for stretch, has_block in zip(self.stretches, has_blocks, strict=True):
+            if stretch is not None and not has_block:
                 self._drop_unheld(stretch, lambda held: has_blocks[held.slot])
 
     def _drop_unheld(self, stretch: Stretch, has_blocks: Callable[[Stretch], bool]) -> None:
@@ -169,19 +173,14 @@ class IdentityTrie:
             root = self._roots[key] = self._new(None, key)
         return root
 
-    def _walk(
-        self, stretch: Stretch, parts: Segments, items: tuple[MmItem, ...]
-    ) -> Iterator[tuple[Stretch, int]]:
-        """Stretches and block counts along `parts`; a partial last block has no identity."""
-        plain = min((item.offset // self._block_size for item in items), default=None)
-        index = -1
-        for key, count in self._plain_keys(parts, plain):
-            stretch, index = self._child(stretch, index, key), count - 1
-            yield stretch, count
-        if plain is not None:
-            for key in self._item_keys(parts, plain, items):
-                stretch, index = self._child(stretch, index, key), 0
-                yield stretch, 1
+    def _keys(self, request: TraceRequest) -> Iterator[tuple[Hashable, int]]:
+        """Keys along a request and the blocks each stands for; a partial last block has none."""
+        parts, items = request.prompt + request.output_parts, request.mm_items
+        if not items:
+            return self._plain_keys(parts, None)
+        plain = min(item.offset for item in items) // self._block_size
+        of_items = zip(self._item_keys(parts, plain, items), repeat(1))
+        return chain(self._plain_keys(parts, plain), of_items)
 
     def _plain_keys(self, parts: Segments, limit: int | None) -> Iterator[tuple[Hashable, int]]:
         """Keys along `parts` and the blocks each stands for, at most `limit` blocks.

@@ -127,7 +127,7 @@ class PagedKVCacheManager(HeldBlocks):
         """
         if not self.enable_prefix_caching or request.trace.prompt_logprobs:
             return None
-        chain = self.chain(request)
+        chain = self.chain(self.held_by(request))
         for span in chain.spans:
             if span.stretch.committer is not None:
                 self.commit_now(span.stretch.committer)
@@ -146,8 +146,7 @@ class PagedKVCacheManager(HeldBlocks):
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Commit the full blocks of the first `num_computed_tokens` tokens to the prefix cache."""
         if self.enable_prefix_caching:
-            held = self.held_by(request)
-            self._commit(request, held, num_computed_tokens // self.block_size)
+            self._commit(self.held_by(request), num_computed_tokens // self.block_size)
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cache keys if no block is in use; whether it did. The queue's order stays."""
@@ -187,8 +186,8 @@ class PagedKVCacheManager(HeldBlocks):
         if self.enable_prefix_caching:
             full_blocks = min(end, request.num_tokens) // size
             if full_blocks > held.committed[0]:
-                self._commit(request, held, full_blocks)
-        self.note_slots(request)
+                self._commit(held, full_blocks)
+        self.note_slots(held)
         return new_blocks
 
     # -- inside ----------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ class RunRecorder:
             self._admissions(plan, count, step, record.scheduled_at_s)
         if plan.kinds or self._prefills.open:
             self._prefills.stepped(record.run, num_emitted, step, self._requests.rows)
-        if 0 in num_emitted:
+        if not all(num_emitted):
             self._chunks(plan, num_emitted)
         self._tokens.emit(plan.request_ids, num_emitted, step, self._requests.rows)
         if plan.preempted_ids:

@@ -48,7 +48,7 @@ class RunFacts:
         )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class RunResult(RunFacts):
     """Everything a run came to. Holds plain data only: it pickles, and opens no file."""
 
@@ -112,6 +112,11 @@ class RunResult(RunFacts):
         from simserve.metrics.rundir import write_run
 
         return write_run(path, self, overwrite=overwrite, picture=picture)
+
+    def __repr__(self) -> str:
+        summary = self.summary_dict
+        counts = " of ".join(str(summary.get(key)) for key in ("completed", "num_prompts"))
+        return f"RunResult({summary.get('status')}: {counts} requests; see .summary, .requests)"
 
     def _repr_html_(self) -> str:
         from simserve.metrics.display import as_html

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from simserve.errors import SimserveError
 from simserve.protocols import StepRecord
+from simserve.types import StepPlan
 
 __all__ = ["StepColumns", "StepLog"]
 
 Column = NDArray[Any]
 KNOWN_STOPS = ("budget", "max_num_seqs", "blocks", "preemption", "empty")
-NUM_FIELDS = 10
-"""Whole numbers kept of a record."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,7 +153,7 @@ class StepLog:
     """Takes in step records. One that covers many steps costs as much as one that covers one."""
 
     CHUNK = 512
-    """Records that are kept as they came before they are turned into numbers, all at once."""
+    """Records that are kept as they came before they are turned into columns, all at once."""
 
     def __init__(self, decode_threshold: int = 1) -> None:
         self.num_steps = 0
@@ -168,21 +167,8 @@ class StepLog:
         self._recent: list[StepRecord] = []
         self._kept: _Kept | None = None
         """Steps that were handed out."""
-        self._expanded: list[StepColumns] = []
-        """Further steps; those of the records below follow."""
-        self._num_expanded = 0
-        self._empty()
-
-    def _empty(self) -> None:
-        self._runs = array("q")
-        """`NUM_FIELDS` whole numbers a record."""
-        self._starts_s = array("d")
-        self._gaps_s = array("d")
-        """One a record, as the starts; the next two have one value a step."""
-        self._free = array("q")
-        self._evicted = array("q")
-        self._parts: list[dict[str, NDArray[np.float64]]] = []
-        self._gauges: dict[str, array[int]] = {}
+        self._pieces: list[StepColumns] = []
+        """Further steps; those of the recent records follow."""
 
     def add(self, record: StepRecord) -> None:
         """Append `record.run.count` steps.
@@ -190,11 +176,12 @@ class StepLog:
         Raises:
             SimserveError: a result or free-block column does not have one value a step.
         """
-        count, result, free = record.run.count, record.result, record.num_free_blocks
-        if not count == len(result.ends_s) == len(free) == len(record.num_evicted_blocks):
+        _, count = record.run
+        num_ends, num_free = len(record.result.ends_s), len(record.num_free_blocks)
+        if not count == num_ends == num_free == len(record.num_evicted_blocks):
             raise SimserveError(
                 f"a step result does not have one value for each of its {count} steps: "
-                f"{len(result.ends_s)} end times and {len(free)} free-block counts"
+                f"{num_ends} end times and {num_free} free-block counts"
             )
         self.num_steps += count
         self._recent.append(record)
@@ -212,15 +199,14 @@ class StepLog:
         taken = steps.rows(0, count)
         self.num_taken += count
         self._keep(taken)
-        self._expanded = [steps.rows(count, steps.num_steps)]
+        self._pieces = [steps.rows(count, steps.num_steps)]
         return taken
 
     def rest(self) -> StepColumns:
         """The steps that are not handed out."""
         self._pack()
-        if self._runs or not self._expanded:
-            self._expanded = [StepColumns.joined([*self._expanded, self._expand()])]
-        return self._expanded[0]
+        self._pieces = [StepColumns.joined(self._pieces)] if self._pieces else [_no_steps()]
+        return self._pieces[0]
 
     def columns(self) -> StepColumns:
         """All steps so far. If some were handed out, the others count as such now, too; then there
@@ -238,113 +224,96 @@ class StepLog:
         self._kept.add(steps)
 
     def _pack(self) -> None:
-        """Turn recent records into numbers."""
+        """Turn recent records into one value a step."""
+        if not self._recent:
+            return
         recent, self._recent = self._recent, []
+        plans, counts = zip(*[record.run for record in recent], strict=True)
         results = [record.result for record in recent]
-        self._runs.extend(chain.from_iterable(map(self._numbers, recent)))
-        self._starts_s.extend([record.start_s for record in recent])
-        self._gaps_s.extend([result.gap_s for result in results])
-        self._ends_s.extend(chain.from_iterable([result.ends_s for result in results]))
-        self._free.extend(chain.from_iterable([record.num_free_blocks for record in recent]))
-        self._evicted.extend(chain.from_iterable([r.num_evicted_blocks for r in recent]))
-        parts = [(record.run.count, record.result.parts) for record in recent]
-        names = dict.fromkeys(name for _, named in parts for name in named)
-        self._parts.append({name: _column(parts, name) for name in names})
-        for record in recent:
-            for name, value in record.gauges.items():
-                self._gauges.setdefault(name, array("q")).append(value)
-
-    def _numbers(self, record: StepRecord) -> tuple[int, ...]:
-        """The whole numbers of a record, in the order in which `_expand` reads them."""
-        plan, count = record.run
-        num_tokens, threshold = plan.num_tokens, self._decode_threshold
-        if threshold == 1:
-            num_decode_tokens = num_tokens.count(1)
-        else:
-            num_decode_tokens = sum(n for n in num_tokens if n <= threshold)
-        return (
-            count,
-            record.num_running,
-            record.num_waiting,
-            len(num_tokens),
-            sum(num_tokens),
-            num_decode_tokens,
-            len(plan.preempted_ids),
-            plan.lookups.queries,
-            plan.lookups.hits,
-            self._stops.setdefault(plan.admission_stop, len(self._stops)),
-        )
-
-    def _expand(self) -> StepColumns:
-        """Turn the records into one value a step."""
-        runs = np.array(self._runs).reshape(-1, NUM_FIELDS).T
-        counts, first = runs[0], np.cumsum(runs[0]) - runs[0]
-        ends = np.array(self._ends_s[self._num_expanded :])
-        gaps = np.array(self._gaps_s).repeat(counts)
+        parts = [result.parts for result in results]
+        ends = _joined([result.ends_s for result in results], np.float64)
+        gaps = np.repeat([result.gap_s for result in results], counts)
+        first = np.cumsum(counts) - counts
         starts = np.concatenate((ends[:1], ends[:-1] + gaps[:-1]))
-        starts[first] = self._starts_s
-        each = [np.repeat(column, counts) for column in runs]
-        columns = StepColumns(
-            first_id=self._num_expanded,
-            start_s=starts,
-            end_s=ends,
-            parts=self._all_parts(),
-            num_running=each[1],
-            num_waiting=each[2],
-            num_scheduled=each[3],
-            num_tokens=each[4],
-            num_decode_tokens=each[5],
-            num_preempted=_only_at(first, runs[6], len(ends)),
-            num_free_blocks=np.array(self._free),
-            prefix_cache_queries=each[7],
-            prefix_cache_hits=each[8],
-            evicted_cached_blocks=np.array(self._evicted),
-            admission_stop=each[9].astype(np.int8),
-            admission_stops=tuple(self._stops),
-            gauges={name: np.array(values) for name, values in self._gauges.items()},
-        )
-        self._num_expanded = self.num_steps
-        self._empty()
-        return columns
-
-    def _all_parts(self) -> dict[str, NDArray[np.float64]]:
-        names = dict.fromkeys(name for parts in self._parts for name in parts)
-        lengths = [len(next(iter(parts.values()))) if parts else 0 for parts in self._parts]
-        return {
-            name: np.concatenate(
-                [
-                    parts.get(name, np.full(length, np.nan))
-                    for parts, length in zip(self._parts, lengths, strict=True)
-                ]
+        starts[first] = [record.start_s for record in recent]
+        preempted = np.zeros(len(ends), dtype=np.int64)
+        preempted[first] = [len(plan.preempted_ids) for plan in plans]
+        of_plans = {name: np.repeat(values, counts) for name, values in self._of(plans).items()}
+        self._pieces.append(
+            StepColumns(
+                first_id=len(self._ends_s),
+                start_s=starts,
+                end_s=ends,
+                parts={
+                    name: _column(parts, counts, name)
+                    for name in dict.fromkeys(chain.from_iterable(parts))
+                },
+                num_running=np.repeat([record.num_running for record in recent], counts),
+                num_waiting=np.repeat([record.num_waiting for record in recent], counts),
+                num_preempted=preempted,
+                num_free_blocks=_joined([record.num_free_blocks for record in recent], np.int64),
+                evicted_cached_blocks=_joined(
+                    [record.num_evicted_blocks for record in recent], np.int64
+                ),
+                gauges={
+                    name: np.array([record.gauges[name] for record in recent])
+                    for name in recent[0].gauges
+                },
+                **of_plans,
+                admission_stops=tuple(self._stops),
             )
-            for name in names
+        )
+        self._ends_s.frombytes(ends.tobytes())
+
+    def _of(self, plans: Sequence[StepPlan]) -> dict[str, Any]:
+        """Columns that say of every step of a record what its plan says."""
+        threshold = self._decode_threshold
+        num_tokens = [plan.num_tokens for plan in plans]
+        lookups = [plan.lookups for plan in plans]
+        stops = [plan.admission_stop for plan in plans]
+        for stop in dict.fromkeys(stops):
+            self._stops.setdefault(stop, len(self._stops))
+        return {
+            "num_scheduled": list(map(len, num_tokens)),
+            "num_tokens": list(map(sum, num_tokens)),
+            "num_decode_tokens": [tokens.count(1) for tokens in num_tokens]
+            if threshold == 1
+            else [sum(n for n in tokens if n <= threshold) for tokens in num_tokens],
+            "prefix_cache_queries": [each.queries for each in lookups],
+            "prefix_cache_hits": [each.hits for each in lookups],
+            "admission_stop": np.array([self._stops[stop] for stop in stops], dtype=np.int8),
         }
 
 
-def _column(recent: list[tuple[int, Mapping[str, Any]]], name: str) -> NDArray[np.float64]:
+def _no_steps() -> StepColumns:
+    floats = dict.fromkeys(("start_s", "end_s"), np.zeros(0))
+    columns: dict[str, Any] = dict.fromkeys(COLUMNS, np.zeros(0, dtype=np.int64))
+    return StepColumns(parts={}, gauges={}, admission_stops=KNOWN_STOPS, **(columns | floats))
+
+
+def _column(
+    parts: Sequence[Mapping[str, Any]], counts: Sequence[int], name: str
+) -> NDArray[np.float64]:
     """Seconds of a part in each step of some records, NaN where a record has no such part.
 
     Raises:
         SimserveError: a part has neither one value a step nor one number for all.
     """
-    values: list[float] = []
-    for count, parts in recent:
-        seconds = parts.get(name, np.nan)
-        if isinstance(seconds, float | int):
-            values += [seconds] * count
-        elif len(seconds) == count:
-            values += np.asarray(seconds).tolist()
-        else:
+    seconds = [of_record.get(name, np.nan) for of_record in parts]
+    if set(map(type, seconds)) == {float}:
+        return np.repeat(seconds, counts)
+    pieces = [
+        [value] * count if isinstance(value, (float, int)) else value
+        for value, count in zip(seconds, counts, strict=True)
+    ]
+    for piece, count in zip(pieces, counts, strict=True):
+        if len(piece) != count:
             raise SimserveError(
-                f"part {name} of a step result has {len(seconds)} values for {count} steps"
+                f"part {name} of a step result has {len(piece)} values for {count} steps"
             )
-    return np.array(values)
+    return _joined(pieces, np.float64)
 
 
-def _only_at(
-    places: NDArray[np.int64], values: NDArray[np.int64], num_steps: int
-) -> NDArray[np.int64]:
-    """An array that is 0 but for `values` at `places`."""
-    column = np.zeros(num_steps, dtype=np.int64)
-    column[places] = values
-    return column
+def _joined(pieces: Iterable[Iterable[Any]], dtype: type) -> Column:
+    """The values of all pieces."""
+    return np.array(list(chain.from_iterable(pieces)), dtype=dtype)

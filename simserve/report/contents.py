@@ -47,13 +47,13 @@ def figures_of(directory: Path) -> dict[str, bytes]:
 def _sweep_figures(points: SweepPoints) -> dict[str, bytes]:
     frame, made = points.frame, {}
     if (load := points.load_key) is not None:
-        by = [key for key in points.keys if key != load]
+        by = [key for key in points.free if key != load]
         made["percentiles.png"] = sweep_figures.draw_percentiles(frame, load, by=by)
     if points.grid_keys is not None:
         for value in ("p99_ttft_ms", "p99_itl_ms", "output_throughput"):
             picture = sweep_figures.draw_heatmap(frame, *points.grid_keys, value=value)
             made[f"heatmap-{value}.png"] = picture
-    label = points.keys[0] if len(points.keys) == 1 else None
+    label = points.free[0] if len(points.free) == 1 else None
     for less in ("p99_ttft_ms", "p99_itl_ms"):
         made[f"pareto-{less}.png"] = sweep_figures.draw_pareto(frame, less=less, label=label)
     return made

@@ -16,11 +16,8 @@ from simserve.metrics.tables import token_times
 __all__ = [
     "LATENCIES",
     "MAX_POINTS",
-    "MAX_SLICES",
     "Distribution",
-    "Envelope",
     "distributions",
-    "envelope",
     "is_wide",
     "preemption_times",
     "thinned",
@@ -28,9 +25,6 @@ __all__ = [
 
 MAX_POINTS = 1_500
 """Points of a curve: about two per pixel of its width."""
-
-MAX_SLICES = 400
-"""Slices of time over which a per-step value is drawn as mean and range."""
 
 MAX_CLASSES = 6
 """With more, curves could not be told apart: all are drawn as one."""
@@ -53,15 +47,6 @@ class Distribution(NamedTuple):
     values: Floats
     shares: Floats
     p99: float
-
-
-class Envelope(NamedTuple):
-    """A per-step value over slices of time, all of shape [slices]."""
-
-    when_s: Floats
-    low: Floats
-    mean: Floats
-    high: Floats
 
 
 def distributions(
@@ -107,22 +92,6 @@ def _distribution(name: str, sample: Sample, most: int) -> Distribution:
         np.concatenate((values[:1], values)),
         np.concatenate(([0.0], ranks / ranks[-1])),
         percentiles(sample, [99.0])[0] or 0.0,
-    )
-
-
-def envelope(when_s: Floats, values: Floats, slices: int = MAX_SLICES) -> Envelope:
-    """Least, mean and largest value in each of at most `slices` slices of time that have one."""
-    span = when_s[-1] - when_s[0] if len(when_s) else 0.0
-    if len(values) <= slices or span <= 0:
-        return Envelope(when_s, values, values, values)
-    places = np.minimum((when_s - when_s[0]) / span * slices, slices - 1).astype(int)
-    heads = np.flatnonzero(np.diff(places, prepend=-1))
-    counts = np.diff(heads, append=len(values))
-    return Envelope(
-        when_s[heads],
-        np.minimum.reduceat(values, heads),
-        np.add.reduceat(values, heads) / counts,
-        np.maximum.reduceat(values, heads),
     )
 
 

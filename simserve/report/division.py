@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simserve.metrics.arrow import column, items
 from simserve.metrics.result import RunResult
 from simserve.metrics.tables import token_times
+from simserve.report.activity import prefill_tokens
 
 __all__ = ["Divider", "Division", "Floats", "Ints", "Part"]
 
@@ -76,7 +77,7 @@ class Division(NamedTuple):
 
     def merged(self) -> Division:
         """Neighbours of one kind as one piece, but every chunk by itself."""
-        is_chunk = np.isin(self.parts, (Part.PREFILL, Part.RECOMPUTED))
+        is_chunk = (self.parts == Part.PREFILL) | (self.parts == Part.RECOMPUTED)
         heads = np.flatnonzero((np.diff(self.parts, prepend=-1) != 0) | is_chunk)
         if not len(heads):
             return self
@@ -96,7 +97,7 @@ class Divider:
         requests, steps = result.requests_table, result.steps_table
         self.times = token_times(requests, steps)
         self.end_s: Floats = self.times.ends_s
-        self.step_prompt_tokens: Ints = column(steps, "num_prefill_tokens")
+        self.step_prompt_tokens: Ints = prefill_tokens(result)
         """Tokens of prompts in each step."""
         self._step_preempted: Ints = column(steps, "num_preempted")
         self._arrival_s, self._queued_s, self._scheduled_s, self._ended_s = (
@@ -109,10 +110,6 @@ class Divider:
         if self.knows_chunks:
             self.chunk_offsets, self.chunk_steps = items(requests, "prefill_chunk_step")
             _, self.chunk_tokens = items(requests, "prefill_chunk_num_tokens")
-            # The other column goes by batch shape: drafts to verify count as prefill there.
-            self.step_prompt_tokens = np.bincount(
-                self.chunk_steps, weights=self.chunk_tokens, minlength=len(self.end_s)
-            ).astype(np.int64)
 
     @cached_property
     def plain_step_s(self) -> float:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from simserve.errors import RunDirectoryError, did_you_mean
+from simserve.metrics.arrow import column
 from simserve.metrics.result import RunResult
 from simserve.report.blame import Culprit, Ledger
 from simserve.report.division import Divider, Division, Floats, Ints, Part
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "slowest"]
 
 BAR_WIDTH = 72
 NAMED = 3
@@ -91,6 +92,19 @@ def explain(result: RunResult, request_id: str, where: str = "the run") -> Expla
     divider = Divider(result)
     teller = _Teller(result, divider, row, ids)
     return Explanation(request_id, " ".join(teller.sentences()), teller.division)
+
+
+def slowest(result: RunResult, metric: str, where: str = "the run") -> str:
+    """The id of the request with the largest `ttft` or `e2el`, the first of equals.
+
+    Raises:
+        RunDirectoryError: no request of `where` has one.
+    """
+    values = column(result.requests_table, f"{metric}_ms")
+    if np.isnan(values).all():
+        raise RunDirectoryError(f"{where}: no request got as far as to have a {metric.upper()}")
+    name: str = result.requests_table["request_id"][int(np.nanargmax(values))].as_py()
+    return name
 
 
 class _Teller:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simserve.metrics.arrow import column
 from simserve.metrics.result import RunResult
-from simserve.report.curves import Distribution, envelope, is_wide, preemption_times
+from simserve.report.activity import decode_name, envelope, over_time
+from simserve.report.curves import Distribution, is_wide, preemption_times
 from simserve.report.style import COLOURS, dress, legend_above, legend_below_title, log_ticks, looks
 
 if TYPE_CHECKING:
@@ -70,19 +70,18 @@ def draw_cache(result: RunResult, axes: Axes) -> None:
 
 
 def draw_batches(result: RunResult, axes: Axes) -> None:
-    """Decode and prefill tokens of a step, stacked; means of slices where steps are many."""
+    """Decode and prefill tokens of a step, stacked: means over time, and above them the most."""
     dress(axes, "Tokens per step", "time (s)", "tokens")
-    start_s = column(result.steps_table, "start_s")
-    if len(start_s):
+    if result.steps_table.num_rows:
         decode, prefill, total = (
-            envelope(start_s, column(result.steps_table, name).astype(np.float64))
-            for name in ("num_decode_tokens", "num_prefill_tokens", "num_tokens")
+            envelope(over_time(result, name))
+            for name in ("decode_tokens", "prefill_tokens", "num_tokens")
         )
         when, top = decode.when_s, decode.mean + prefill.mean
         axes.fill_between(when, 0.0, decode.mean, step="post", color=COLOURS[4], lw=0)
         axes.fill_between(when, decode.mean, top, step="post", color=COLOURS[0], lw=0)
         axes.fill_between(when, top, total.high, step="post", color=COLOURS[0], alpha=0.25, lw=0)
-        for name, colour in (("decode", COLOURS[4]), ("prefill", COLOURS[0])):
+        for name, colour in ((decode_name(result), COLOURS[4]), ("prefill", COLOURS[0])):
             axes.fill_between([], [], color=colour, label=name)
     _finish_steps(axes)
 
@@ -90,16 +89,15 @@ def draw_batches(result: RunResult, axes: Axes) -> None:
 def draw_decodes(result: RunResult, axes: Axes) -> None:
     """Decode tokens of a step alone, which a prefill beside them hides."""
     dress(axes, "Decode tokens per step", "time (s)", "tokens")
-    _draw_steps(result, axes, "num_decode_tokens", "decode", COLOURS[4])
+    _draw_steps(result, axes, "decode_tokens", decode_name(result), COLOURS[4])
     _finish_steps(axes)
 
 
 def _draw_steps(result: RunResult, axes: Axes, name: str, label: str, colour: str) -> None:
-    """A per-step value over time: its range within each pixel, and its mean as a line."""
-    values = column(result.steps_table, name).astype(np.float64)
-    if not len(values):
+    """A value over time: its range within each pixel, and its mean as a line."""
+    if not result.steps_table.num_rows:
         return
-    when, low, mean, high = envelope(column(result.steps_table, "start_s"), values)
+    when, low, mean, high = envelope(over_time(result, name))
     axes.fill_between(when, low, high, step="post", color=colour, alpha=0.25, linewidth=0)
     axes.step(when, mean, where="post", color=colour, label=label)
 

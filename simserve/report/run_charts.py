@@ -9,11 +9,11 @@ import numpy as np
 
 from simserve.metrics.arrow import column
 from simserve.metrics.result import RunResult
+from simserve.report.activity import decode_name, envelope, over_time
 from simserve.report.curves import (
     LATENCIES,
     Distribution,
     distributions,
-    envelope,
     is_wide,
     preemption_times,
     thinned,
@@ -75,23 +75,18 @@ def _distribution(title: str, curves: Sequence[Distribution], metric: str) -> Ch
 
 def load_charts(result: RunResult) -> list[Chart]:
     """Queues, KV cache and batches over time."""
-    start_s = column(result.steps_table, "start_s")
     time = {"label": "time (s)"}
 
     def series(key: str, name: str, colour: int) -> dict[str, Any]:
-        values = column(result.steps_table, key).astype(np.float64)
-        when, low, mean, high = envelope(start_s, values, SLICES)
+        when, low, mean, high = envelope(over_time(result, key), SLICES)
         lines = {"x": plain(when), "y": plain(mean), "low": plain(low), "high": plain(high)}
         return {"name": name, "colour": colour, "shape": "step", **lines}
 
-    decode, prefill = series("num_decode_tokens", "decode", 4), series("num_prefill_tokens", "", 0)
+    decode = series("decode_tokens", decode_name(result), 4)
+    prefill, total = series("prefill_tokens", "prefill", 0), series("num_tokens", "", 0)
     top = [a + b for a, b in zip(decode["y"], prefill["y"], strict=True)]
-    stack = [
-        {**prefill, "name": "prefill", "shape": "area", "y": top, "base": decode["y"]},
-        {"name": "decode", "colour": 4, "shape": "area", "x": decode["x"], "y": decode["y"]},
-    ]
-    for one in stack:
-        one.pop("low", None), one.pop("high", None)
+    both = {"y": top, "base": decode["y"], "most": total["high"]}
+    stack = [{**prefill, "shape": "area", **both}, {**decode, "shape": "area"}]
     return [
         {
             "title": "Requests in the engine",

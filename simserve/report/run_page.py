@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,11 @@ import numpy as np
 from simserve.metrics.arrow import column
 from simserve.metrics.options import Scalar
 from simserve.metrics.result import RunResult
+from simserve.report.activity import OVER_TIME
 from simserve.report.division import Divider, Part
 from simserve.report.explanation import GLYPHS
 from simserve.report.figures import relative_errors
+from simserve.report.outcomes import NONE_COMPLETED, cached_share, rejections
 from simserve.report.page import Cell, Page, shown
 from simserve.report.run_charts import (
     against_charts,
@@ -56,7 +58,6 @@ TILES = {
 }
 SHARES = {
     "max_kv_cache_usage": "of KV blocks in use at most",
-    "prefix_cache_hit_rate": "of tokens looked up were in the prefix cache",
 }
 GROUP_TILES = {
     "group.completed": "requests of users completed",
@@ -86,9 +87,8 @@ def run_page(runs: Mapping[str, RunResult]) -> str:
     status = summary.get("status")
     if status != "completed":
         page.text(f"The run's status is {status}: numbers are of what was done by then.", "note")
-    for warning in (*run.warnings, summary.get("prefix_cache_note")):
-        if warning:
-            page.text(str(warning), "note")
+    for note in _notes(run):
+        page.text(note, "note")
     _tiles(page, summary)
     if len(runs) == 2:
         _against(page, *runs.values())
@@ -96,11 +96,24 @@ def run_page(runs: Mapping[str, RunResult]) -> str:
     if "group.num_prompts" in summary:
         _groups(page, summary)
     page.heading("The engine over time")
+    page.text(f"{OVER_TIME[0].upper()}{OVER_TIME[1:]}.", "quiet")
     page.charts(load_charts(run), "pairs")
     _requests(page, run)
     page.heading("Configuration")
     page.folded("every setting, defaults written out", run.config)
     return page.render()
+
+
+def _notes(run: RunResult) -> Iterator[str]:
+    """What should not be overlooked."""
+    summary = run.summary_dict
+    if summary["num_prompts"] and not summary["completed"]:
+        yield NONE_COMPLETED
+    if summary.get("rejected"):
+        yield from rejections(filter(None, run.requests_table["error"].to_pylist()))
+    yield from run.warnings
+    if note := summary.get("prefix_cache_note"):
+        yield str(note)
 
 
 def _subtitle(run: RunResult) -> str:
@@ -125,6 +138,9 @@ def _tiles(page: Page, summary: Mapping[str, Scalar]) -> None:
     tiles = {f"of {shown(summary['num_prompts'])} requests completed": shown(summary["completed"])}
     if stopped := summary.get("completed_by_stop"):
         tiles["of them ended by a token"] = shown(stopped)
+    for key in ("rejected", "aborted"):
+        if summary.get(key):
+            tiles[key] = shown(summary[key])
     for key, (form, name) in TILES.items():
         if summary.get(key) is not None:
             tiles[name] = form.format(shown(summary[key]))
@@ -132,7 +148,16 @@ def _tiles(page: Page, summary: Mapping[str, Scalar]) -> None:
         share = summary.get(key)
         if isinstance(share, float):
             tiles[name] = f"{100 * share:.1f} %"
+    if (cached := cached_share(summary)) is not None:
+        tiles["of prompt tokens came from the prefix cache"] = f"{100 * cached:.1f} %"
     page.tiles(tiles)
+    if cached is not None:
+        hits, queries = (shown(summary.get(f"prefix_cache_{key}")) for key in ("hits", "queries"))
+        page.text(
+            f"vLLM's counters prefix_cache_hits and prefix_cache_queries: {hits} of {queries} "
+            "tokens; a request that waits is counted again at every try.",
+            "quiet",
+        )
 
 
 def _latencies(page: Page, run: RunResult) -> None:
@@ -187,7 +212,8 @@ def _requests(page: Page, run: RunResult) -> None:
     page.charts([request_chart(run)])
     table = run.requests_table
     e2el = np.nan_to_num(column(table, "e2el_ms"), nan=np.inf)
-    slowest = np.argsort(-e2el, kind="stable")[:MAX_LISTED]
+    is_rejected = np.array([status == "rejected" for status in table["status"].to_pylist()], bool)
+    slowest = np.lexsort((-e2el, is_rejected))[:MAX_LISTED]
     if len(slowest) < table.num_rows:
         page.text(f"The {len(slowest)} slowest of {table.num_rows:,} requests.", "quiet")
     legend = "".join(
@@ -210,7 +236,7 @@ def _requests(page: Page, run: RunResult) -> None:
         "cached",
         "output",
     ]
-    header += ["preemptions", "queue (ms)", "TTFT (ms)", "longest gap (ms)", "E2EL (ms)"]
+    header += ["preemptions", "queue (ms)", "TTFT (ms)", "longest gap (ms)", "E2EL (ms)", "error"]
     page.table(header, rows)
 
 
@@ -228,4 +254,4 @@ def _request_row(facts: Mapping[str, Any], divider: Divider, row: int) -> list[o
     share = waiting / total if total else None
     cell = Cell(f'<span class="bar">{bar}</span>', share)
     head = [facts["request_id"], cell, facts["class"] or "", facts["status"]]
-    return [*head, *(facts[key] for key in REQUEST_FACTS)]
+    return [*head, *(facts[key] for key in REQUEST_FACTS), facts["error"] or ""]

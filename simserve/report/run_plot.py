@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from simserve.metrics.result import RunResult
+from simserve.report.activity import OVER_TIME
 from simserve.report.curves import LATENCIES, distributions
-from simserve.report.panels import draw_batches, draw_cache, draw_distributions, draw_queues
-from simserve.report.style import png, styled
+from simserve.report.panels import (
+    draw_batches,
+    draw_cache,
+    draw_decodes,
+    draw_distributions,
+    draw_queues,
+)
+from simserve.report.style import QUIET, png, styled
 
 __all__ = ["draw_run"]
 
@@ -17,16 +24,18 @@ def draw_run(result: RunResult) -> bytes:
     with styled():
         figure = Figure(figsize=(16, 10), dpi=100)
         left = figure.add_gridspec(2, 1, left=0.05, right=0.47, bottom=0.07, top=0.88, hspace=0.38)
-        right = figure.add_gridspec(3, 1, left=0.55, right=0.98, bottom=0.07, top=0.9, hspace=0.25)
+        right = figure.add_gridspec(4, 1, left=0.55, right=0.98, bottom=0.07, top=0.9, hspace=0.32)
         ttft, itl = (figure.add_subplot(left[row]) for row in range(2))
-        queues, cache, batch = (figure.add_subplot(right[row]) for row in range(3))
+        queues, cache, batch, decodes = (figure.add_subplot(right[row]) for row in range(4))
         figure.suptitle(_headline(result), x=0.05, y=0.97, ha="left", fontsize=15)
+        figure.text(0.98, 0.955, OVER_TIME, ha="right", fontsize=10, color=QUIET)
         draw_distributions(ttft, distributions(result, "ttft"), LATENCIES["ttft"])
         draw_distributions(itl, distributions(result, "itl"), LATENCIES["itl"], "gaps")
         draw_queues(result, queues)
         draw_cache(result, cache)
         draw_batches(result, batch)
-        for axes in (queues, cache):
+        draw_decodes(result, decodes)
+        for axes in (queues, cache, batch):
             axes.set_xlabel("")
             axes.tick_params(labelbottom=False)
         return png(figure)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS",
+    "QUIET",
     "Look",
     "dress",
     "legend_above",
@@ -33,6 +34,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", "-.", ":")
 
 INK = "#333333"
+QUIET = "#666666"
 GRID = "#DDDDDD"
 
 _RC: Any = {

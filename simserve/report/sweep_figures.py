@@ -116,7 +116,7 @@ def draw_heatmap(
         figure = Figure(figsize=size, dpi=100, layout="constrained")
         axes = figure.subplots()
         title = value if depth <= 1 else f"{value}, mean of up to {depth} points"
-        dress(axes, title, x, y)
+        dress(axes, title, x, y.rpartition(".")[2])
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         image = axes.imshow(cells, cmap="Blues", aspect="auto", origin="lower")

@@ -9,7 +9,15 @@ import numpy as np
 
 from simserve.report.curves import LATENCIES, is_wide
 from simserve.report.page import Chart, Page, plain
-from simserve.report.sweep_points import Line, SweepPoints, grid, lines, pareto_front, setting
+from simserve.report.sweep_points import (
+    Line,
+    SweepPoints,
+    grid,
+    lines,
+    pareto_front,
+    setting,
+    short_names,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +40,7 @@ SHOWN = (
         for percentile in PERCENTILES
     ),
     "num_preemptions",
-    "prefix_cache_hit_rate",
+    "total_cached_tokens",
     "max_kv_cache_usage",
 )
 """Columns of the table of points, after what was swept."""
@@ -71,7 +79,7 @@ def _subtitle(points: SweepPoints) -> str:
 
 
 def _percentile_charts(points: SweepPoints, x: str) -> list[Chart]:
-    by = [key for key in points.keys if key != x]
+    by = [key for key in points.free if key != x]
     every = list(lines(points.frame, x, by))
     places = np.unique(np.concatenate([line.x for line in every]))
     ticks = {"ticks": plain(places)} if len(places) <= MAX_TICKS else {}
@@ -84,7 +92,7 @@ def _percentile_charts(points: SweepPoints, x: str) -> list[Chart]:
             "title": title,
             "hover": "points",
             "x": {"label": x, "pad": True, **ticks},
-            "y": {"label": f"{metric.upper()} (ms)", "zero": True, **_scale(every, metric)},
+            "y": {"label": f"{metric.upper()} (ms)", "zero": True, **_scale(named, metric)},
             "series": [
                 _line(points, line, f"{percentile}_{metric}_ms", name, place)
                 for place, (name, line, percentile) in enumerate(named)
@@ -95,9 +103,9 @@ def _percentile_charts(points: SweepPoints, x: str) -> list[Chart]:
     ]
 
 
-def _scale(every: Sequence[Line], metric: str) -> dict[str, Any]:
-    keys = [f"{percentile}_{metric}_ms" for percentile in PERCENTILES]
-    values = [_numbers(line.rows, key) for line in every for key in keys if key in line.rows]
+def _scale(named: Sequence[tuple[str, Line, str]], metric: str) -> dict[str, Any]:
+    """Of the values that are drawn, as for the figure."""
+    values = [_numbers(line.rows, f"{percentile}_{metric}_ms") for _, line, percentile in named]
     values = [column[~np.isnan(column)] for column in values]
     return {"log": is_wide(values)[0]}
 
@@ -168,15 +176,11 @@ def _table(points: SweepPoints) -> tuple[list[str], list[list[object]]]:
     frame = points.frame
     columns = [*points.keys, *(key for key in SHOWN if key in frame and frame[key].notna().any())]
     rows = [[_plain(value) for value in row] for row in frame[columns].itertuples(index=False)]
-    short = [key.rpartition(".")[2] for key in columns]
-    header = [
-        one if short.count(one) == 1 else key for one, key in zip(short, columns, strict=True)
-    ]
-    return header, rows
+    return list(short_names(columns).values()), rows
 
 
 def _settings(points: SweepPoints, row: dict[str, Any]) -> str:
-    return "\n".join(setting(key, row[key]) for key in points.keys)
+    return "\n".join(setting(name, row[key]) for key, name in short_names(points.keys).items())
 
 
 def _numbers(frame: pd.DataFrame, key: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -30,6 +30,7 @@ __all__ = [
     "lines",
     "pareto_front",
     "read_sweep",
+    "short_names",
 ]
 
 Table: TypeAlias = "pd.DataFrame | pa.Table"
@@ -77,15 +78,25 @@ class SweepPoints:
     """Columns of what was swept and varies."""
 
     @property
+    def free(self) -> tuple[str, ...]:
+        """Keys that vary by themselves: of those that a scenario sets, only its name."""
+        if "scenario" not in self.keys:
+            return self.keys
+        groups = self.frame.groupby("scenario")
+        vary = (key for key in self.keys if (groups[key].nunique(dropna=False) > 1).any())
+        return ("scenario", *vary)
+
+    @property
     def numeric(self) -> tuple[str, ...]:
-        """Keys whose values are numbers."""
-        return tuple(key for key in self.keys if is_numeric(self.frame, key))
+        """Free keys whose values are numbers."""
+        return tuple(key for key in self.free if is_numeric(self.frame, key))
 
     @property
     def load_key(self) -> str | None:
         """The key to draw percentiles against: how much comes in, or the first number."""
+        set_by_scenarios = [key for key in self.keys if is_numeric(self.frame, key)]
         loads = [key for key in self.numeric if key.rpartition(".")[2] in LOADS]
-        return next(iter([*loads, *self.numeric]), None)
+        return next(iter([*loads, *self.numeric, *set_by_scenarios]), None)
 
     @property
     def grid_keys(self) -> tuple[str, str] | None:
@@ -161,18 +172,32 @@ def lines(table: Table, x: str, by: Sequence[str] = ()) -> Iterator[Line]:
         groups = [((), frame)]
     for values, rows in groups:
         ordered = rows.sort_values(x, kind="stable")
-        name = ", ".join(setting(key, value) for key, value in zip(by, values, strict=False))
+        named = zip(short_names(by).values(), values, strict=False)
+        name = ", ".join(setting(key, value) for key, value in named)
         yield Line(name, ordered[x].to_numpy(dtype=np.float64), ordered)
 
 
-def setting(key: str, value: object) -> str:
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each key, or two where one is not enough.
+
+    >>> list(short_names(["a.prompt_len.value", "a.output_len.value", "seed"]).values())
+    ['prompt_len.value', 'output_len.value', 'seed']
+    """
+    last = [key.rpartition(".")[2] for key in keys]
+    return {
+        key: one if last.count(one) == 1 else ".".join(key.split(".")[-2:])
+        for key, one in zip(keys, last, strict=True)
+    }
+
+
+def setting(name: str, value: object) -> str:
     """A setting in few words.
 
-    >>> setting("scheduler.max_num_seqs", 64), setting("scenario", "calm")
+    >>> setting("max_num_seqs", 64), setting("scenario", "calm")
     ('max_num_seqs 64', 'calm')
     """
     number = f"{value:g}" if isinstance(value, float | np.floating) else str(value)
-    return number if key == "scenario" else f"{key.rpartition('.')[2]} {number}"
+    return number if name == "scenario" else f"{name} {number}"
 
 
 def grid(table: Table, x: str, y: str, value: str) -> Grid:

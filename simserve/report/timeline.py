@@ -12,10 +12,14 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from simserve.metrics.arrow import column
 from simserve.metrics.result import RunResult
+from simserve.report.activity import over_time, per_step
 from simserve.report.division import Divider, Part
 
 __all__ = ["trace_events", "write_timeline"]
@@ -35,16 +39,19 @@ NAMES = {
 COUNTERS = {
     "requests": {"running": "num_running", "waiting": "num_waiting"},
     "KV cache (%)": {"in use": "kv_cache_usage"},
-    "tokens": {"decode": "num_decode_tokens", "prefill": "num_prefill_tokens"},
+    "tokens": {"decode": "decode_tokens", "prefill": "prefill_tokens"},
 }
-STEP_FACTS = ("num_scheduled", "num_decode_tokens", "num_prefill_tokens", "num_free_blocks")
+STEP_FACTS = ("num_scheduled", "decode_tokens", "prefill_tokens", "num_free_blocks")
+BLOCK = 1_000
+"""Events that are written at once."""
 
 
 def write_timeline(runs: Mapping[str, RunResult]) -> str:
     """The JSON of a trace of runs by their names; equal runs give equal text."""
-    lines = ",\n".join(
-        json.dumps(event, ensure_ascii=False, separators=(",", ":")) for event in trace_events(runs)
-    )
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    events = trace_events(runs)
+    blocks = iter(lambda: list(islice(events, BLOCK)), [])
+    lines = ",\n".join(encode(block)[1:-1] for block in blocks)
     return f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'
 
 
@@ -65,21 +72,28 @@ def _steps(result: RunResult, process: int) -> Iterator[Event]:
     """A slice a step, and an instant where somebody was preempted."""
     yield _meta("thread_name", process, 1, {"name": "steps"})
     table = result.steps_table
-    parts = [name for name in table.column_names if name.startswith("parts.")]
-    rows = table.select(
-        ["step_id", "start_s", "end_s", "num_preempted", "admission_stop", *STEP_FACTS, *parts]
+    starts, ends, preempted = (
+        column(table, name).tolist() for name in ("start_s", "end_s", "num_preempted")
     )
-    for row in rows.to_pylist():
-        start = _us(row["start_s"])
-        kind = "prefill" if row["num_prefill_tokens"] else "decode"
-        if row["num_prefill_tokens"] and row["num_decode_tokens"]:
+    facts = {"step_id": column(table, "step_id").tolist()}
+    facts |= {name: per_step(result, name).tolist() for name in STEP_FACTS}
+    facts["admission_stop"] = table["admission_stop"].to_pylist()
+    # To a nanosecond; what a step did not do is left out.
+    parts = {
+        name: np.nan_to_num(column(table, name)).round(9).tolist()
+        for name in table.column_names
+        if name.startswith("parts.")
+    }
+    for row, (start, end) in enumerate(zip(map(_us, starts), map(_us, ends), strict=True)):
+        args = {name: values[row] for name, values in facts.items()}
+        args |= {name: values[row] for name, values in parts.items() if values[row]}
+        kind = "prefill" if args["prefill_tokens"] else "decode"
+        if args["prefill_tokens"] and args["decode_tokens"]:
             kind = "mixed"
-        facts = {key: row[key] for key in ("step_id", *STEP_FACTS, "admission_stop")}
-        facts |= {name: row[name] for name in parts if row[name] is not None}
-        yield _slice(kind, process, 1, start, _us(row["end_s"]), facts)
-        if row["num_preempted"]:
+        yield _slice(kind, process, 1, start, end, args)
+        if preempted[row]:
             yield {
-                "name": f"{row['num_preempted']} preempted",
+                "name": f"{preempted[row]} preempted",
                 "ph": "i",
                 "s": "p",
                 "pid": process,
@@ -89,24 +103,24 @@ def _steps(result: RunResult, process: int) -> Iterator[Event]:
 
 
 def _counters(result: RunResult, process: int) -> Iterator[Event]:
-    """Counters at the start of every step, where they change."""
-    starts = column(result.steps_table, "start_s").tolist()
+    """Counters at the start of every step and of the idle time behind it, where they change."""
     for title, series in COUNTERS.items():
-        columns = [column(result.steps_table, name).tolist() for name in series.values()]
+        signals = [over_time(result, name) for name in series.values()]
+        digits, scale = (2, 100.0) if "%" in title else (0, 1.0)
+        rounded = [np.round(scale * signal.values, digits).tolist() for signal in signals]
         before = None
-        for start, *values in zip(starts, *columns, strict=True):
-            now = [round(100 * v, 2) for v in values] if "%" in title else values
-            if now != before:
-                args = dict(zip(series, now, strict=True))
+        for start, *values in zip(signals[0].when_s[:-1].tolist(), *rounded, strict=True):
+            if values != before:
+                now = values if digits else map(int, values)
                 yield {
                     "name": title,
                     "ph": "C",
                     "pid": process,
                     "tid": 0,
                     "ts": _us(start),
-                    "args": args,
+                    "args": dict(zip(series, now, strict=True)),
                 }
-            before = now
+            before = values
 
 
 def _requests(result: RunResult, process: int) -> Iterator[Event]:

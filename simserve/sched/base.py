@@ -108,7 +108,8 @@ class BaseScheduler:
 
     def new_plan(self) -> StepPlan:
         """An empty plan; it carries the ids that ended since the last one."""
-        plan = StepPlan(self._num_steps, finished_ids=self._finished_ids)
+        # Every field at once: defaults would be made one call at a time, in every step.
+        plan = StepPlan(self._num_steps, [], [], [], [], {}, {}, {}, [], self._finished_ids)
         self._finished_ids = []
         self._num_steps += 1
         return plan
@@ -140,8 +141,11 @@ class BaseScheduler:
         """
         lookahead = self.params.num_lookahead_tokens if request.num_computed_tokens else 0
         found = hit if hit is not None and hit.num_tokens else None
-        if self.kv.allocate_slots(request, num_tokens, found, lookahead) is None:
+        new_blocks = self.kv.allocate_slots(request, num_tokens, found, lookahead)
+        if new_blocks is None:
             return False
+        if found is not None:
+            new_blocks = self.kv.get_block_ids(request)
         self.count_lookup(plan, request, hit)
         self.waiting.pop()
         self.running.append(request)
@@ -152,7 +156,7 @@ class BaseScheduler:
             request.num_computed_tokens = hit.num_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = request.num_computed_tokens
-        self._record(plan, request, num_tokens, self.kv.get_block_ids(request))
+        self._record(plan, request, num_tokens, new_blocks)
         return True
 
     def preempt(self, plan: StepPlan, request: Request) -> None:

@@ -42,8 +42,9 @@ class Cohort:
         """Let the next requests join, as far as they want one token and have not got them all."""
         pace = self._pace
         for request in running[len(self._ids) :]:
-            left = request.stop_len - request.num_tokens
-            if request.num_tokens - request.num_computed_tokens != 1 or left < 1:
+            num_tokens = request.num_tokens
+            left = request.stop_len - num_tokens
+            if num_tokens - request.num_computed_tokens != 1 or left < 1:
                 return
             if not self._decodes.add(request):
                 return
@@ -62,7 +63,7 @@ class Cohort:
         plan.starts = (np.frombuffer(self._offsets, np.int64) + pace.scheduled).tolist()
         plan.num_tokens = [1] * count
         plan.samples = [True] * count
-        plan.new_blocks.update(new_blocks)
+        plan.new_blocks = new_blocks
         pace.scheduled += 1
         return True
 

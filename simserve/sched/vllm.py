@@ -133,15 +133,15 @@ class VllmScheduler(BaseScheduler):
         while new_blocks is None:
             victim = self._victim()
             position = self.running.index(victim)
+            before = position < index - shift
+            if before and not self.params.as_engine:
+                freed += self._withdraw(plan, victim)
+                shift += 1
             self.preempt(plan, victim)
             if victim is request:
                 break
-            if position < index - shift:
-                if self.params.as_engine:
-                    self._leave_ghost(plan, victim)
-                else:
-                    freed += self._withdraw(plan, victim)
-                    shift += 1
+            if before and self.params.as_engine:
+                self._leave_ghost(plan, victim)
             new_blocks = self.kv.allocate_slots(
                 request, num_new_tokens, None, self.params.num_lookahead_tokens
             )
@@ -176,11 +176,16 @@ class VllmScheduler(BaseScheduler):
         return previous.starts[previous.request_ids.index(request_id)]
 
     def _withdraw(self, plan: StepPlan, victim: Request) -> int:
-        """Take a victim out of the step; the tokens it had."""
+        """Take a victim out of the step, and what nobody computes now out of the cache.
+
+        Returns the tokens it had.
+        """
         request_id = victim.request_id
         if request_id not in plan.request_ids:
             return 0
         row = plan.request_ids.index(request_id)
+        self.dissolve_cohort()
+        self.kv.uncommit(victim, plan.starts[row])
         for column in (plan.request_ids, plan.starts, plan.samples):
             del column[row]
         plan.new_blocks.pop(request_id, None)

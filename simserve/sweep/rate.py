@@ -93,7 +93,10 @@ def parse_bound(text: str) -> Bound:
         limit = math.nan
     if not equals or not (limit > 0 and math.isfinite(limit)):
         raise ConfigError(f"--slo {text}: needs a positive number after the equals sign")
-    return Bound(key, limit)
+    bound = Bound(key, limit)
+    if bound.is_least and limit > 1:
+        raise ConfigError(f"--slo {text}: a share of requests is from 0 to 1, such as {key}=0.99")
+    return bound
 
 
 def bisect(
@@ -145,9 +148,16 @@ def search_rate(
         tried: is told of each rate.
 
     Raises:
-        ConfigError: the workload has no rate, or a bound names nothing in the summary.
+        ConfigError: the workload has no rate, a bound names nothing in the summary, or is one on a
+            share of requests without `metrics.goodput`.
     """
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
+    shares = [bound.key for bound in bounds if bound.is_least]
+    if shares and loaded.config.metrics.goodput is None:
+        raise ConfigError(
+            f"--slo {shares[0]}: nothing says which requests attain it: set metrics.goodput, for "
+            "example -o metrics.goodput.ttft=500"
+        )
     key, start = _knob(loaded)
     trials: list[Trial] = []
 
@@ -184,7 +194,7 @@ def _knob(loaded: LoadedConfig) -> tuple[str, float]:
 
 
 def _with(loaded: LoadedConfig, key: str, value: float) -> LoadedConfig:
-    plain = loaded.config.model_dump(mode="json")
+    plain = loaded.config.model_dump(mode="json", exclude_unset=True)
     return load_config(plain, {key: value, "metrics.plot": False}, base_dir=loaded.base_dir)
 
 

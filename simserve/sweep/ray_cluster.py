@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -15,6 +19,8 @@ from simserve.sweep.task import Failure, Task
 
 __all__ = ["RayBackend"]
 
+CONNECT_S = 10.0
+"""A head node that does not answer for so long is not there."""
 Files = dict[str, bytes]
 """A run directory by file name: nodes need not share a file system with this one."""
 
@@ -38,9 +44,12 @@ class RayBackend:
                 "--backend ray needs Ray: pip install 'simserve[ray]', on all nodes"
             ) from None
         self._ray = ray
+        if address is not None:
+            _check_reachable(address)
         local = {"num_cpus": jobs, "include_dashboard": False} if address is None else {}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
+            with _sigterm_as_before():
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"no Ray cluster at {address}: {error}") from None
         self._jobs = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -86,6 +95,26 @@ class RayBackend:
         for name, content in outcome.items():
             (directory / name).write_bytes(content)
         return None
+
+
+def _check_reachable(address: str) -> None:
+    """Where nobody listens, Ray itself would try for a quarter of an hour."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # a word of Ray's own, such as auto
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray cluster at {address}: {error}") from None
+
+
+@contextmanager
+def _sigterm_as_before() -> Iterator[None]:
+    """Ray's own handler reports a crash, and gives nobody time to leave things in order."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 @cache

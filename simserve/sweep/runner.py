@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from simserve.config.loader import ConfigSource
 from simserve.config.overrides import Overrides
 from simserve.config.sweep_loader import LoadedSweep, Point, load_points, load_sweep
-from simserve.errors import ConfigError
+from simserve.errors import ConfigError, Problem
 from simserve.sweep.directory import SweepDirectory
 from simserve.sweep.process import ProcessBackend
 from simserve.sweep.summary import write_summary
@@ -109,11 +110,12 @@ def run_sweep(
         listener: is told when points start and end.
 
     Raises:
-        ConfigError: the sweep is wrong, or Ray is not there.
+        ConfigError: the sweep is wrong, or Ray, or what all points need, is not there.
         RunDirectoryError: `out` cannot be used.
     """
     loaded = source if isinstance(source, LoadedSweep) else load_sweep(source, overrides)
     points = load_points(loaded)
+    _check_torch(points)
     jobs = _checked_jobs(points, jobs, backend)
     with closing(SweepDirectory(Path(out), loaded.plain, resume=resume)) as directory:
         left = [one for one in points if not directory.is_done(one.name, one.settings)]
@@ -177,6 +179,15 @@ def summary_row(point: Point, directory: SweepDirectory) -> dict[str, Any]:
         return head | summary
     message = directory.failure(point.name).message.partition("\n")[0]
     return {**head, "status": "failed", "failure": message}
+
+
+def _check_torch(points: Sequence[Point]) -> None:
+    """Every point would fail for the same reason."""
+    configs = [one.loaded.config for one in points if one.loaded]
+    is_real = bool(configs) and all(one.executor.kind == "real" for one in configs)
+    if is_real and find_spec("torch") is None:
+        message = "real needs torch, which is not installed: pip install 'simserve[gpu]'"
+        raise ConfigError([Problem(path="executor.kind", message=message)])
 
 
 def _checked_jobs(points: Sequence[Point], jobs: int | None, backend: str) -> int | None:

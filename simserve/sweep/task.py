@@ -32,7 +32,7 @@ class Task:
     values: Mapping[str, JsonValue]
     """Swept keys and their values: they stand in its summary."""
     config: Mapping[str, Any]
-    """The resolved configuration."""
+    """What was given of the configuration: what does not go together may be left at its default."""
     base_dir: str
     """What paths in it are relative to."""
     version: str
@@ -47,7 +47,7 @@ class Task:
             name=point.name,
             settings=point.settings,
             values={**scenario, **point.values},
-            config=point.loaded.config.model_dump(mode="json"),
+            config=point.loaded.config.model_dump(mode="json", exclude_unset=True),
             base_dir=str(point.loaded.base_dir),
             version=simserve.__version__,
         )

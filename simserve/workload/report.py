@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.errors import counted
 from simserve.workload.rows import RowLog
 
 __all__ = ["TraceReport", "make_report"]
@@ -46,8 +47,8 @@ class TraceReport:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Mean arrival rate between the first and the last arrival; None for a single instant."""
-        return (self.num_requests - 1) / self.span_s if self.span_s > 0 else None
+        """Requests per second from the first arrival to the last; None for a single instant."""
+        return self.num_requests / self.span_s if self.span_s > 0 else None
 
 
 def make_report(
@@ -101,8 +102,8 @@ def _order(report: TraceReport, gaps_s: NDArray[np.float64]) -> list[str]:
         )
     elif report.num_ties:
         warnings.append(
-            f"{report.num_ties} requests arrive at the same time as the one before them; "
-            "they stay in file order"
+            f"{counted(report.num_ties, 'request')} with the arrival time of the one before; "
+            "file order is kept"
         )
     return warnings
 

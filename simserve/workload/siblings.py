@@ -14,13 +14,18 @@ from simserve.workload.groups import Group, Method
 from simserve.workload.streams import Stream, generator
 from simserve.workload.transform import with_output_len
 
-__all__ = ["ByClass", "Parallel", "Siblings", "draws_of"]
+__all__ = ["ByClass", "Parallel", "Siblings", "draws_of", "sibling_ids"]
+
+
+def sibling_ids(request_id: str, n: int) -> list[str]:
+    """What the sequences of a request are called, as vLLM does: `0_a` to `3_a` for four of `a`."""
+    return [f"{i}_{request_id}" for i in range(n)]
 
 
 class Siblings:
     """Each sibling is a request of its own (protocol `Group`).
 
-    Ids are vLLM's: `0_a` to `3_a` for four siblings of `a`. The first goes on with the tokens that
+    The first goes on with the tokens that
     the request has in the trace, so that a conversation continues it; the others with their own.
     A request for one sequence stays as it is.
 
@@ -42,10 +47,12 @@ class Siblings:
         outputs = (request.output_parts, *[None] * (len(lens) - 1))
         return [
             with_output_len(
-                replace(request, request_id=f"{i}_{name}", output=output, group=name, sibling=i),
+                replace(request, request_id=own, output=output, group=name, sibling=i),
                 lens[i],
             )
-            for i, output in enumerate(outputs)
+            for i, (own, output) in enumerate(
+                zip(sibling_ids(name, len(lens)), outputs, strict=True)
+            )
         ]
 
     def further(self, request_id: str, now_s: float) -> Sequence[TraceRequest]:

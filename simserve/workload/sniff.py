@@ -7,11 +7,13 @@ from pathlib import Path
 from simserve.errors import TraceError
 from simserve.registry import BUILTINS, names, resolve
 from simserve.workload.files import read_head
+from simserve.workload.readers.base import first_object
 
 __all__ = ["sniff"]
 
 # The more particular come first: Bailian rows have all of Mooncake's columns.
 _JSON_LINES = ("simserve", "bailian", "dynamo", "llmservingsim", "mooncake", "custom")
+_OWN = ("arrival_s", "prompt_len", "output_len")
 _CSV = ("azure", "burstgpt", "vidur", "servegen")
 
 
@@ -37,5 +39,14 @@ def sniff(path: str | Path) -> str:
     shown = first if len(first) <= 120 else f"{first[:117]}..."
     raise TraceError(
         f"{path}: no trace format is known that begins like this: {shown!r}; "
-        f"known formats: {', '.join(names('readers'))}; name one with format: NAME"
+        f"known formats: {', '.join(names('readers'))}; name one with format: NAME{_lacking(head)}"
     )
+
+
+def _lacking(head: str) -> str:
+    """What rows with some keys of simserve's own format lack to have it."""
+    given = first_object(head).keys()
+    lacking = [key for key in _OWN if key not in given]
+    if len(lacking) == len(_OWN):
+        return ""
+    return f". Rows of format simserve have {', '.join(_OWN)}; these lack {' and '.join(lacking)}"

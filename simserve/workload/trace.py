@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from inspect import signature
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from simserve.workload.readers.base import Options, Reader, check_options
 from simserve.workload.readers.native import encode
 from simserve.workload.report import TraceReport, make_report
 from simserve.workload.rows import BadRow, OnBadRow, Row, RowLog
+from simserve.workload.siblings import sibling_ids
 from simserve.workload.sniff import sniff
 
 __all__ = ["Trace", "TraceReport", "open_trace", "write_trace"]
@@ -129,17 +131,26 @@ class Trace:
         Raises:
             TraceError: a row is bad, there are no requests, or the file has changed meanwhile.
         """
+        return map(itemgetter(1), self.numbered())
+
+    def numbered(self) -> Iterator[tuple[int, TraceRequest]]:
+        """The same, each with the number of its row.
+
+        Raises:
+            TraceError: as `requests`.
+        """
         scan = self._scanned()
         if _stamp(self.path) != scan.stamp:
             raise TraceError(f"{self.path}: the file has changed since it was first read")
-        return self._requests(scan)
+        return self._numbered(scan)
 
-    def _requests(self, scan: _Scan) -> Iterator[TraceRequest]:
+    def _numbered(self, scan: _Scan) -> Iterator[tuple[int, TraceRequest]]:
         ticks_per_s = _ticks_per_s(self._reader)
         rows = self._rows(RowLog(self.path, self._on_bad_row))
         kept = (row for index, row in enumerate(rows) if index not in scan.left_out)
         for row in kept if scan.order is None else _in_order(kept, scan.order):
-            yield TraceRequest(arrival_s=(row.ticks - scan.origin) / ticks_per_s, **row.fields)
+            arrival_s = (row.ticks - scan.origin) / ticks_per_s
+            yield row.number, TraceRequest(arrival_s=arrival_s, **row.fields)
 
     def _rows(self, log: RowLog) -> Iterator[Row]:
         if isinstance(self._reader, Reader):
@@ -175,11 +186,12 @@ class Trace:
         ticks = array("d")
         left_out: set[int] = set()
         known_ids: set[str] = set()
+        siblings: dict[str, str] = {}
         check_ids = getattr(self._reader, "names_requests", True)
         for index, row in enumerate(self._rows(log)):
             try:
                 if check_ids:
-                    _check_ids(row, known_ids)
+                    _check_ids(row, known_ids, siblings)
                 if not self._sort and ticks and row.ticks < ticks[-1]:
                     raise BadRow("arrival", "is earlier than that of the row above", "unsorted")
             except BadRow as fault:
@@ -202,9 +214,26 @@ class _Scan:
     stamp: tuple[int, int]
 
 
-def _check_ids(row: Row, known_ids: set[str]) -> None:
-    """Ids are unique, and a parent stands in a row above, so that nothing waits in a circle."""
+def _check_ids(row: Row, known_ids: set[str], siblings: dict[str, str]) -> None:
+    """Ids are unique, and a parent stands in a row above, so that nothing waits in a circle.
+
+    Args:
+        row: the next one.
+        known_ids: of the rows above.
+        siblings: what the engine calls the sequences of those that want several, and their ids.
+    """
     request_id = row.fields["request_id"]
+    if (n := row.fields.get("n", 1)) > 1:
+        names = sibling_ids(request_id, n)
+        if taken := next((name for name in names if name in known_ids), None):
+            message = f"one of the {n} sequences is called '{taken}', as is a row above"
+            raise BadRow("n", message, "duplicate_id")
+        siblings.update(dict.fromkeys(names, request_id))
+    elif request_id in siblings:
+        message = (
+            f"'{request_id}' is what one of the sequences of '{siblings[request_id]}' (n) is called"
+        )
+        raise BadRow("request_id", message, "duplicate_id")
     parent = row.fields.get("parent")
     if request_id in known_ids:
         raise BadRow("request_id", f"'{request_id}' occurs twice", "duplicate_id")

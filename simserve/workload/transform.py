@@ -203,12 +203,17 @@ def _with_prompt_len(request: TraceRequest, target: int) -> TraceRequest:
 
 
 def with_output_len(request: TraceRequest, target: int) -> TraceRequest:
-    """A request that generates `target` tokens: its first ones, or further ones of its own."""
-    output = request.output
+    """A request that generates `target` tokens: its first ones, or further ones of its own.
+
+    Its `min_tokens` are as many at most.
+    """
+    output, sampling = request.output, request.sampling
     if output is not None:
         filler = f"{request.request_id}/longer-output"
         output = _resized(output, total_len(output), target, filler)
-    return replace(request, output_len=target, output=output)
+    if sampling and sampling.get("min_tokens", 0) > target:
+        sampling = {**sampling, "min_tokens": target}
+    return replace(request, output_len=target, output=output, sampling=sampling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

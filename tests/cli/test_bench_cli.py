@@ -179,7 +179,7 @@ def test_a_step_that_is_no_shape_is_an_error() -> None:
         (("-o", "executor.kv_layout=hnd"), "-o executor.kv_layout=hnd: executor.kv_layout: 'hnd' "),
         (
             ("--device", "cpu", "-o", "executor.max_logprobs=4"),
-            "simserve bench step: executor.tokens: log-probabilities are those of tokens that the",
+            "-o executor.max_logprobs=4: executor.max_logprobs: has no effect with executor.tokens",
         ),
     ],
 )

@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from simserve.cli.main import app
+from simserve.config.build import with_pool_size
+from simserve.config.loader import load_config
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
@@ -25,6 +27,15 @@ def test_the_table_names_the_shape_and_the_dtype_it_holds_for() -> None:
     for term in ("weights", "activations", "CUDA graphs", "partition buffers", "alignment"):
         assert term in output
     assert "the null block included" in output
+
+
+@pytest.mark.parametrize("gpu", ["h200", "a100", "l40s"])
+def test_it_says_what_a_run_has(gpu: str) -> None:
+    _, output = invoke("--gpu", gpu, "--json")
+    workload = {"synthetic": {"num_requests": 1}}
+    loaded = load_config({"model": "llama-3.1-8b", "gpu": gpu, "workload": workload})
+    num_gpu_blocks = with_pool_size(loaded).config.kv_cache.num_gpu_blocks
+    assert json.loads(output)["num_gpu_blocks"] == num_gpu_blocks
 
 
 def test_json_adds_up_and_dtypes_count(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -29,7 +31,8 @@ SUMMARY: dict[str, Any] = {
     "total_token_throughput": 5678.9,
     "prefix_cache_hits": 480,
     "prefix_cache_queries": 1000,
-    "prefix_cache_hit_rate": 0.48,
+    "total_cached_tokens": 120,
+    "total_input_tokens": 600,
     "num_preemptions": 7,
     **{
         f"{stat}_{metric}_ms": 10.0 * i + j
@@ -59,6 +62,9 @@ class FakeApi:
             progress(num_done / 2, num_done, self.num_total)
         if self.error is not None:
             raise self.error
+        out.mkdir(parents=True, exist_ok=True)
+        errors = pa.table({"error": ["5 tokens are too many", None, "7 tokens are too many"]})
+        pq.write_table(errors, out / "requests.parquet")
         return SimpleNamespace(summary=self.summary, directory=out, picture=out / "run.png")
 
 
@@ -91,11 +97,20 @@ def test_a_run_prints_latencies_counts_and_where_the_files_are(fake_api: FakeApi
     assert ["E2EL", "40.00", "41.00", "43.00", "44.00"] in rows
     assert ["requests", "1,900", "completed,", "3", "rejected"] in rows
     assert ["output", "throughput", "1,234.50", "tokens/s"] in rows
-    assert ["prefix-hit", "tokens", "480", "of", "1,000", "looked", "up", "(48.0", "%)"] in rows
+    assert ["2", "rejected,", "such", "as:", "5", "tokens", "are", "too", "many"] in rows
+    assert ["cached", "prompt", "tokens", "120", "of", "600", "(20.0", "%)"] in rows
+    assert ["prefix_cache_hits", "480", "of", "1,000", "prefix_cache_queries"] in [
+        row[:5] for row in rows
+    ]
     assert ["preemptions", "7"] in rows
     assert "goodput" not in outcome.stdout
     assert "run directory: runs/c\n" in outcome.stdout
     assert "picture:       runs/c/run.png\n" in outcome.stdout
+
+
+def test_a_run_without_latencies_says_so(fake_api: FakeApi) -> None:
+    fake_api.summary["completed"] = 0
+    assert "No request completed: there are no latencies." in invoke("run", "c.yaml").stdout
 
 
 def test_no_hits_are_explained(fake_api: FakeApi) -> None:
@@ -150,7 +165,7 @@ def test_progress_goes_to_standard_error_in_tenths(fake_api: FakeApi) -> None:
 
 def test_progress_without_a_total(fake_api: FakeApi) -> None:
     fake_api.num_total = None
-    assert invoke("run", "c.yaml").stderr == "0.5 s simulated, 1 requests\n"
+    assert invoke("run", "c.yaml").stderr == "0.5 s simulated, 1 request\n"
 
 
 def test_quiet_prints_nothing(fake_api: FakeApi) -> None:
@@ -168,7 +183,6 @@ def test_nothing_is_overwritten(fake_api: FakeApi, tmp_path: Path) -> None:
     for expected in ("c", "c-2", "c-3"):
         invoke("run", "c.yaml")
         assert fake_api.out == Path("runs") / expected
-        (tmp_path / "runs" / expected).mkdir(parents=True)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "empty").mkdir()

@@ -169,6 +169,26 @@ def test_a_run_on_the_cpu_is_written_beside_its_simulation(tiny: Path) -> None:
     assert "real: cpu, attention auto" in outcome.stdout
 
 
+def test_drafts_of_a_model_are_simulated_as_they_were_accepted(tiny: Path) -> None:
+    """The model drafts for itself: its random weights are those of the same seed."""
+    pytest.importorskip("torch")
+    speculative = "{method: draft_model, draft_model: {config: .}, num_speculative_tokens: 2}"
+    overrides = (
+        f"scheduler.speculative={speculative}",
+        "scheduler.max_model_len=64",
+        "executor={kind: real, device: cpu, tokens: sampled, draft_weights: random}",
+        "workload.synthetic.output_len.value=7",
+    )
+    arguments = [word for one in overrides for word in ("-o", one)]
+    outcome = invoke(str(tiny / "c.yaml"), "--out", str(tiny / "run"), *arguments)
+    assert outcome.exit_code == 0, outcome.output
+    for folder in (tiny / "run", tiny / "run" / "simulated"):
+        (summary,) = json.loads((folder / "summary.json").read_text())
+        assert summary["spec_decode_num_accepted_tokens"] == 4 * 4
+        assert summary["spec_decode_draft_acceptance_rate"] == 1
+        assert 0 < summary["spec_decode_draft_share"] < 1
+
+
 def test_a_step_longer_than_the_model_is_an_error(tiny: Path) -> None:
     arguments = ["bench", "step", "--model", str(tiny / "config.json"), "--case", "1@120"]
     outcome = CliRunner().invoke(app, arguments)

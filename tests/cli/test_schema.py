@@ -18,7 +18,7 @@ from simserve.config.sweep_loader import load_points, load_sweep
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "schema" / "simserve.schema.json"
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
-BEYOND = {"long_prefill_labels.yaml", "own.yaml"}
+BEYOND = {"long_prefill_labels.yaml", "own.yaml", "block_size.yaml"}
 """Configurations of what no engine does."""
 
 
@@ -53,7 +53,7 @@ def test_every_configuration_names_the_schema_and_fulfils_it(config: Path) -> No
 
 @pytest.mark.parametrize("config", CONFIGS, ids=relative)
 def test_every_configuration_can_be_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # a scheduler of one's own is named from there
+    monkeypatch.chdir(ROOT)
     is_sweep = "sweep" in yaml.safe_load(config.read_text())
     points = load_points(load_sweep(config)) if is_sweep else []
     configs = [point.loaded for point in points] or [load_config(config)]

@@ -127,7 +127,7 @@ def test_inspect_prints_the_figures_of_a_trace(tmp_path: Path) -> None:
     }
     assert figures["requests"] == "4"
     assert figures["span"] == "10.500 s"
-    assert figures["rate"] == "0.286 requests/s"
+    assert figures["rate"] == "0.381 requests/s"
     assert figures["arrivals equal to the one before"] == "1"
     prompt = next(line for line in output.splitlines() if line.startswith("│ prompt"))
     assert [cell.strip() for cell in prompt.split("│")[2:-1]] == ["29.8", "6", "76", "103", "106"]
@@ -214,7 +214,7 @@ def test_convert_transforms_and_counts(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", *rows)
     out = tmp_path / "out.jsonl"
     _, output = call("convert", path, out, "--speedup", "2", "--max-isl", "100", "--max-osl", "3")
-    assert "max_isl: 1 requests" in output
+    assert "max_isl: 1 request\n" in output
     assert "max_osl: 2 requests" in output
     # The file's own clock starts with its first request.
     assert [(r.arrival_s, r.output_len) for r in requests_of(out)] == [(0.0, 3), (0.5, 3)]

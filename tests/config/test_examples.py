@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,10 @@ def test_examples_name_their_schema(path: Path) -> None:
 def test_own_scheduler_is_that_of_the_tutorial(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "tutorials" / "own-scheduler.md").read_text()
     assert (ROOT / "configs" / "own_scheduler" / "my_sched.py").read_text() in page
-    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(ROOT)  # where no my_sched is
     result = simserve.run("configs/own_scheduler/own.yaml")
+    sys.modules.pop("my_sched")
     assert result.summary_dict["completed"] == 100
-    assert result.summary_dict["scheduler"] == "configs.own_scheduler.my_sched:MyScheduler"
+    assert result.summary_dict["scheduler"] == "my_sched:MyScheduler"
+    assert result.summary_dict["decisions"] == "own scheduler my_sched:MyScheduler"

@@ -60,7 +60,7 @@ MISTAKES = [
         "kv_cache.gpu_memory_utilization",
         "most 1",
     ),
-    ("kv_cache: {groups: []}\n", 4, 12, "kv_cache.groups", "at least 1 item"),
+    ("kv_cache: {groups: []}\n", 4, 12, "kv_cache.groups", "at least 1 entry"),
     (
         "kv_cache: {groups: [{window: 8}]}\n",
         4,

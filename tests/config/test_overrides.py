@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from simserve.config.loader import load_config
@@ -42,6 +44,17 @@ def test_a_workload_can_be_swapped() -> None:
     swapped = load_config(BASE, ["workload.synthetic=null", "workload.trace.path=a.jsonl"]).config
     assert swapped.workload.synthetic is None
     assert swapped.workload.trace is not None
+
+
+def test_a_number_is_a_constant_length() -> None:
+    plain, written = (
+        load_config(BASE, {"workload.synthetic.prompt_len": value}).config
+        for value in (500, {"kind": "constant", "value": 500})
+    )
+    assert plain == written
+    for value, said in ((0, "at least 1, not 0"), (2.5, "whole number"), (True, "a mapping")):
+        with pytest.raises(ConfigError, match=f"synthetic.prompt_len: must be {said}|{said}"):
+            load_config(BASE, {"workload.synthetic.prompt_len": value})
 
 
 def test_list_entries_go_by_index() -> None:
@@ -106,6 +119,22 @@ def test_errors_name_the_argument(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({**BASE, "scheduler": {"max_num_seqs": 16}}, [override])
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("given", [None, 8, [("seed", 8)], {8: 8}, [b"seed=1"]])
+def test_what_are_no_overrides_is_said(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^overrides are texts .*, not (None|8|\('seed'|b')"):
+        load_config(BASE, given)
+
+
+def test_a_model_that_is_a_file_is_told_how_it_is_given() -> None:
+    with pytest.raises(ConfigError, match=r"or a Hugging Face file as \{config: path"):
+        load_config(BASE, ["model=hf.json"])
+
+
+def test_near_names_are_found_whatever_their_case() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'a100'"):
+        load_config(BASE, ["gpu=A100"])
 
 
 def test_a_syntax_error_is_one_too() -> None:

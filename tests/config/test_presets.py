@@ -122,6 +122,7 @@ def test_the_text_part_of_a_multimodal_config(tmp_path: Path) -> None:
         ({"num_experts_per_tok": ...}, "num_experts_per_tok: this field is missing"),
         ({"vocab_size": "32000"}, "vocab_size: must be a positive integer, not '32000'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: must be a positive integer, not 0"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quantised weights are not"),
         ({"num_hidden_layers": True}, "num_hidden_layers: must be a positive integer, not True"),
         ({"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide 32 heads"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is more than 8 experts"),

@@ -130,7 +130,18 @@ def test_a_threshold_cuts_prompts_though_chunking_is_off(quirks: str, said: bool
 def test_more_positions_than_the_model_has_are_remarked() -> None:
     loaded = load_config(BASE, ["scheduler.max_model_len=200000"])
     assert loaded.warnings == (
-        "scheduler.max_model_len: 200000 is more than the 131072 positions of llama-3.1-8b",
+        "scheduler.max_model_len: 200000 is more than the 131072 positions of llama-3.1-8b; "
+        "vLLM v0.11.0 refuses that",
+    )
+    assert not loaded.reachable_in_engine
+
+
+@pytest.mark.parametrize(("block_size", "reachable"), [(17, False), (256, False), (128, True)])
+def test_block_sizes_that_the_engine_does_not_take(block_size: int, reachable: bool) -> None:
+    loaded = load_config(BASE, {"kv_cache.block_size": block_size})
+    assert loaded.reachable_in_engine == reachable
+    assert [warning.partition(":")[0] for warning in loaded.warnings] == (
+        [] if reachable else ["kv_cache.block_size"]
     )
 
 

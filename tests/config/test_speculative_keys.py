@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import simserve
 from simserve import api
+from simserve.config.dump import dump_config
 from simserve.config.loader import load_config
 from simserve.errors import ConfigError
 from simserve.metrics.rundir import read_run
@@ -86,6 +88,7 @@ def test_what_a_run_has_accepted_can_be_fed_to_another(tmp_path: Path) -> None:
 
 
 REAL = "executor: {kind: real, device: cpu, tokens: sampled}\n"
+WITH_WEIGHTS = "executor: {kind: real, device: cpu, tokens: sampled, draft_weights: there}\n"
 MISTAKES = [
     ("ngram", "acceptance: [0.5]", "", r":3:3: scheduler.speculative: acceptance has 1 numbers"),
     ("ngram", "acceptance: 0.5, acceptance_file: x.json", "", "say the same twice"),
@@ -104,6 +107,19 @@ MISTAKES = [
         "",
         "qwen3-0.6b has 151936 tokens, llama-3.1-8b has 128256",
     ),
+    ("draft_model", "acceptance: 0.5, draft_model: {config: no.json}", "", "no.json: cannot read"),
+    (
+        "ngram",
+        "prompt_lookup_min: 2",
+        WITH_WEIGHTS,
+        r":5:\d+: executor.draft_weights: has no effec",
+    ),
+    (
+        "draft_model",
+        "draft_model: {config: short.json}",
+        REAL,
+        r"draft_model: short knows 8192 positions, fewer than .* \(131072\): lower that",
+    ),
     (
         "draft_model",
         "acceptance: 0.5, draft_model: llama-3.2-1b",
@@ -113,10 +129,23 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_a_real_configuration_loads_again_with_its_defaults_written_out(method: str) -> None:
+    draft_model = "llama-3.2-1b" if method == "draft_model" else None
+    speculative = {"method": method, "num_speculative_tokens": 2, "draft_model": draft_model}
+    executor = {"kind": "real", "tokens": "sampled"}
+    scheduler = {"speculative": speculative}
+    loaded = load_config({**BASE, "scheduler": scheduler, "executor": executor})
+    assert load_config(yaml.safe_load(dump_config(loaded.config))).config == loaded.config
+
+
 @pytest.mark.parametrize(("method", "keys", "more", "words"), MISTAKES)
 def test_a_mistake_is_named_where_it_stands(
     tmp_path: Path, method: str, keys: str, more: str, words: str
 ) -> None:
+    short = {"vocab_size": 128256, "max_position_embeddings": 8192, "hidden_size": 64}
+    layers = {"num_hidden_layers": 1, "intermediate_size": 64, "num_attention_heads": 1}
+    (tmp_path / "short.json").write_text(json.dumps(short | layers))
     file = tmp_path / "c.yaml"
     file.write_text(
         "model: llama-3.1-8b\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import pytest
 from simserve.config.build import build
 from simserve.config.loader import load_config
 from simserve.cost import sampling_file
-from simserve.cost.sampling import SamplingCost, method_of
-from simserve.cost.sampling_file import METHODS, SamplingFile, Table
+from simserve.cost.sampling import SamplingCost, Times, method_of
+from simserve.cost.sampling_file import METHODS, SamplingFile, Table, load_sampling
 from simserve.engine.simulation import simulate
 from simserve.errors import ConfigError
 from simserve.metrics.recorder import RunData
@@ -56,12 +58,9 @@ def request(name: str) -> TraceRequest:
 def priced_us(
     wants: dict[str, RequestSampling],
     included: str | None = None,
-    num_logprobs: int | None = None,
     vocab_size: int = VOCAB,
 ) -> tuple[float, SamplingCost]:
-    cost = SamplingCost(
-        measured(), vocab_size, lambda one: wants[one.request_id], included, num_logprobs
-    )
+    cost = SamplingCost(measured(), vocab_size, lambda one: wants[one.request_id], included)
     for name in wants:
         cost.add_request(request(name))
     plan = StepPlan(step=1, request_ids=list(wants))
@@ -108,10 +107,11 @@ def test_rules_come_on_top_for_their_rows() -> None:
 
 
 @pytest.mark.parametrize(("number", "us"), [(0, 116), (1, 232), (3, 348), (5, 464), (20, 464)])
-def test_log_probabilities_are_taken_of_all_rows(number: int, us: float) -> None:
-    wants = many(3, temperature=0.0) | many(1, logprobs=number, temperature=0.0)
-    assert priced_us(wants)[0] == pytest.approx(20 + 4 * 2 + us)
-    assert priced_us(many(4, temperature=0.0), num_logprobs=number)[0] == pytest.approx(28 + us)
+def test_log_probabilities_are_taken_of_rows_that_ask(number: int, us: float) -> None:
+    asking = many(3, logprobs=0, temperature=0.0) | {"most": RequestSampling(logprobs=number)}
+    greedy = many(3, temperature=0.0)
+    plain = priced_us(greedy | {name: replace(one, logprobs=None) for name, one in asking.items()})
+    assert priced_us(greedy | asking)[0] == pytest.approx(plain[0] + us)
 
 
 def test_what_the_steps_have_is_taken_off() -> None:
@@ -186,6 +186,44 @@ def test_other_gpus_and_drafts_are_refused() -> None:
         load_config({**CONFIG, "scheduler": drafts, "executor": {"sampling": MIX}})
     with pytest.raises(ConfigError, match=r"no token of llama-3.1-8b"):
         load_config({**CONFIG, "executor": {"sampling": [{"stop_token_ids": [10**7]}]}})
+
+
+@pytest.mark.usefixtures("coefficients")
+def test_what_requests_and_classes_say_is_priced(tmp_path: Path) -> None:
+    """By the request over its class over an entry over the likeliest token."""
+    rows = [{}, {"temperature": 0.7, "top_p": 0.9}, {"logprobs": 1}]
+    file = tmp_path / "t.jsonl"
+    lines = [
+        {"request_id": f"r{i}", "arrival_s": 0, "prompt_len": 9, "output_len": 2, "sampling": row}
+        for i, row in enumerate(rows)
+    ]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    of_trace = {**CONFIG, "workload": {"trace": {"path": str(file)}}}
+    classes = [
+        {"name": "a", "count": 1},
+        {"name": "b", "count": 1, "sampling": {"temperature": 0.7, "top_p": 0.9}},
+        {"name": "c", "count": 1, "sampling": {"logprobs": 1}},
+    ]
+    of_classes = {**CONFIG, "workload": {"synthetic": {"classes": classes}}}
+    for entries, names in (([], ("greedy", "top_p")), ([{"top_k": 5}], ("top_k", "top_k top_p"))):
+        settings = {"cost": {"kind": "formula", "base_s": 1}, "sampling": entries}
+        for config in (of_trace, of_classes):
+            built = build(load_config({**config, "executor": settings}), 0)
+            simulate(built.parts)
+            found = load_sampling("h200")
+            of_two, of_one = (Times(found, found.methods[name], 128_256) for name in names)
+            logprobs_s = Times(found, found.logprobs[1], 128_256).of(1)
+            expected_s = of_two.of(2) + of_one.of(1) + logprobs_s
+            assert built.recorder.data().steps.parts["sample_s"][0] == pytest.approx(expected_s)
+
+
+def test_what_cannot_be_priced_is_said() -> None:
+    classes = [{"name": "a", "sampling": {"top_p": 0.9}}]
+    config = {**CONFIG, "gpu": "a100", "workload": {"synthetic": {"classes": classes}}}
+    built = build(load_config({**config, "executor": {"cost": {"kind": "roofline"}}}), 0)
+    assert built.sampling is None
+    (warning,) = built.warnings
+    assert "not priced: what it costs was not measured on gpu a100" in warning
 
 
 def test_what_is_shipped_is_what_was_measured(repo_root: Path) -> None:

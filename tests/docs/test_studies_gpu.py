@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.docs.scripts import load_script
+
 pytest.importorskip("torch")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "studies_gpu.py"
+ROOT = Path(__file__).parents[2]
 
 
 def sit(out: Path, *arguments: str) -> dict[str, Any]:
-    command = [sys.executable, str(SCRIPT), "--rehearse", "--only", "cells", "--out", str(out)]
-    outcome = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    assert outcome.returncode == 0, outcome.stderr
+    call = ["studies_gpu.py", "--rehearse", "--only", "cells", "--out", str(out), *arguments]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", call)
+        assert load_script("studies_gpu", ROOT).main() == 0
     report: dict[str, Any] = json.loads(out.read_text())
     return report
 
@@ -35,7 +36,7 @@ def test_cells_share_a_machine_and_a_sitting_can_be_resumed(tmp_path: Path) -> N
     assert cell["steps"]["duration_s"] == pytest.approx(
         sum(cell["steps"]["parts"][f"parts.{part}"] for part in PARTS)
     )
-    before = ("--resume", str(tmp_path / "first.json"), "--cells", "prefix_cache/*1")
+    before = ("--resume", str(tmp_path / "first.json"), "--cells", "prefix_cache/*1", "--renew")
     report = sit(tmp_path / "second.json", *before, "--time-limit", "0")
     assert list(report["cells"].values()) == [cell]
     assert "machines: blocks of 16" in report["left_out"]

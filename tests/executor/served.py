@@ -48,6 +48,8 @@ class Schedule:
     attention: Literal["auto", "v1", "v2", "article"] = "auto"
     kv_layout: Literal["nhd", "packed"] = "nhd"
     policy: Literal["fcfs", "priority"] = "fcfs"
+    lookahead: int = 0
+    """Slots ahead of running requests."""
     plans_ahead: bool = False
     """Asynchronous scheduling."""
 
@@ -99,7 +101,7 @@ def open_machine(
         "max_model_len": schedule.max_model_len,
     } | more
     machine = Machine(shape, MachineOptions(**options), kernels)
-    for caches in machine.caches:
+    for caches in (*machine.caches, *(machine.draft.caches if machine.draft else ())):
         for cache in caches:
             cache.fill_(float("nan"))
     return machine
@@ -122,6 +124,7 @@ def serve(
         long_prefill_token_threshold=schedule.threshold,
         enable_chunked_prefill=schedule.chunked,
         policy=schedule.policy,
+        num_lookahead_tokens=schedule.lookahead,
         quirks="fixed",
     )
     scheduler_class = VllmAsyncScheduler if schedule.plans_ahead else VllmScheduler

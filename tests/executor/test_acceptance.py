@@ -61,12 +61,13 @@ def test_the_steps_of_a_request_come_in_order() -> None:
     ("said", "expected"),
     [
         ({"spec_decode_conditional_acceptance_pos_0": 0.8, "completed": 3}, [0.8, 0.0]),
+        ([{"spec_decode_conditional_acceptance_pos_0": 0.8}], [0.8, 0.0]),
         ({"num_drafts": 100, "num_accepted_tokens_per_pos": [80, 20]}, [0.8, 0.25]),
         ({"accepted": [2, 2, 2, 0]}, [0.75, 1.0]),
     ],
-    ids=["summary", "counters", "counts"],
+    ids=["summary", "summary.json", "counters", "counts"],
 )
-def test_what_a_file_says(tmp_path: Path, said: dict[str, Any], expected: list[float]) -> None:
+def test_what_a_file_says(tmp_path: Path, said: Any, expected: list[float]) -> None:
     file = tmp_path / "measured.json"
     file.write_text(json.dumps(said))
     found = shares(counts(read_acceptance(file, 2, seed=5)), 2)

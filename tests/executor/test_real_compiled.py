@@ -17,13 +17,13 @@ pytest.importorskip("triton")
 
 from simserve.executor.real import graph_keys  # noqa: E402
 from simserve.executor.real.attention import AttentionPath, WithoutRope  # noqa: E402
-from simserve.executor.real.batch import Batch, build_batch  # noqa: E402
+from simserve.executor.real.batch import EMPTY_BATCH, Batch, build_batch  # noqa: E402
 from simserve.executor.real.decoder_shape import DecoderShape  # noqa: E402
-from simserve.executor.real.graph_inputs import GraphInputs  # noqa: E402
-from simserve.executor.real.graph_keys import GraphKey, GraphKeys  # noqa: E402
+from simserve.executor.real.graph_keys import GraphKeys  # noqa: E402
 from simserve.executor.real.kernels import triton_kernels  # noqa: E402
 from simserve.executor.real.machine import Machine  # noqa: E402
 from simserve.executor.real.ops import load_ops  # noqa: E402
+from simserve.executor.real.step_inputs import StepInputs, StepShape  # noqa: E402
 from simserve.executor.real.warm_up import Limits, warm_up_batches  # noqa: E402
 from tests.executor.launch_keys import recorded_keys  # noqa: E402
 from tests.executor.served import Schedule, open_machine  # noqa: E402
@@ -74,10 +74,7 @@ class OnOneMachine:
             limits.max_num_seqs, limits.max_num_batched_tokens, machine.rows.longest, path
         )
         self._machine = machine
-        most = max(self.keys.most_tokens, self.keys.most_mixed_tokens)
-        memory = torch.zeros(GraphInputs.size(most), dtype=torch.int64)
-        self._inputs = GraphInputs(memory)
-        self._captured: set[GraphKey] = set()
+        self._captured: set[StepShape] = set()
 
     def warm_up(self) -> None:
         for batch in warm_up_batches(self.limits, self.path):
@@ -92,11 +89,12 @@ class OnOneMachine:
         elif key not in self._captured:
             self.capture(key)
 
-    def capture(self, key: GraphKey) -> None:
+    def capture(self, key: StepShape) -> None:
         """Launch what would be captured."""
-        rows, step = self._machine.rows, self._machine.forward
-        self._inputs.pad(0, 0, 0, rows)
-        step.logits(*self._inputs.derive(rows, key), None)
+        rows, step, inputs = self._machine.rows, self._machine.forward, StepInputs(key)
+        memory = torch.zeros(inputs.size, dtype=torch.int64)
+        inputs.write(memory.numpy(), EMPTY_BATCH, rows)
+        step.logits(*inputs.read(memory, rows), None)
         self._captured.add(key)
 
 

@@ -104,6 +104,7 @@ def paged_logits(folder: Path, token_ids: torch.Tensor, dtype: str) -> torch.Ten
     machine = open_machine(shape, schedule, device="cuda", dtype=dtype, weights=folder)
     blocks = [5, 2, 9, 4]
     machine.rows.admit({"one": blocks}, [token_ids.cpu().numpy().astype(np.int32)])
+    machine.rows.send()
     row, parts = machine.rows.of["one"], []
     for start, count in [(0, NUM_TOKENS - 3), *((NUM_TOKENS - i, 1) for i in (3, 2, 1))]:
         inputs, batch = machine.runner._send(build_batch([row], [start], [count], [count]))

@@ -245,5 +245,5 @@ def test_what_a_request_cannot_have_is_one_clear_error(
     from simserve.api import run
 
     loaded = traced(tmp_path, [{}, {"sampling": asked}], *overrides)
-    with pytest.raises(TraceError, match=rf"t\.jsonl: request 'r1': {message}"):
+    with pytest.raises(TraceError, match=rf"t\.jsonl:2: {message}"):
         run(loaded)

@@ -13,13 +13,15 @@ torch = pytest.importorskip("torch")
 
 from simserve.cost.formula import FormulaCost  # noqa: E402
 from simserve.errors import SimserveError, TraceError  # noqa: E402
-from simserve.executor.real.attention import AttentionPath  # noqa: E402
-from simserve.executor.real.batch import build_batch  # noqa: E402
+from simserve.executor.real import graph_keys  # noqa: E402
+from simserve.executor.real.attention import AttentionPath, BatchOnDevice  # noqa: E402
+from simserve.executor.real.batch import EMPTY_BATCH, Batch, build_batch  # noqa: E402
 from simserve.executor.real.executor import RealExecutor  # noqa: E402
-from simserve.executor.real.graph_inputs import GraphInputs  # noqa: E402
-from simserve.executor.real.graph_keys import GraphKey, GraphKeys  # noqa: E402
+from simserve.executor.real.forward import TokenInputs  # noqa: E402
+from simserve.executor.real.graph_keys import GraphKeys  # noqa: E402
 from simserve.executor.real.machine import Machine  # noqa: E402
 from simserve.executor.real.pace import Pace, TimedScheduler  # noqa: E402
+from simserve.executor.real.step_inputs import StepInputs, StepShape  # noqa: E402
 from simserve.kv.manager import PagedKVCacheManager  # noqa: E402
 from simserve.sched.params import SchedulerParams  # noqa: E402
 from simserve.sched.vllm import VllmScheduler  # noqa: E402
@@ -58,6 +60,15 @@ def plan(rows: Sequence[tuple[str, Kind, int, int]], **more: Any) -> StepPlan:
 
 def submit(to: RealExecutor, what: StepPlan, start_s: float = 0.0) -> StepResult:
     return to.submit(StepRun(what), start_s)
+
+
+def captured(on: Machine, key: StepShape, batch: Batch) -> tuple[TokenInputs, BatchOnDevice]:
+    """What a graph reads when it is replayed with a batch."""
+    inputs = StepInputs(key)
+    memory = torch.full((inputs.size,), 1 << 40)
+    inputs.write(memory.numpy(), EMPTY_BATCH, on.rows)
+    inputs.write(memory.numpy(), batch, on.rows)
+    return inputs.read(memory, on.rows)
 
 
 def recorded_logits(on: Machine) -> list[torch.Tensor]:
@@ -170,17 +181,39 @@ def test_rows_hold_what_plans_add() -> None:
     submit(run, plan([("a", Kind.RUNNING, 5, 4)], new_blocks={"a": ([9],)}))
     row = on.rows.of["a"]
     assert on.rows.tables[row, :4].tolist() == [7, 3, 9, -1]
-    slots = on.rows.slots(torch.tensor([row, row, 2]), torch.tensor([4, 8, 60]))
-    assert slots[:2].tolist() == [12, 36]
-    assert slots[2] < 0
+    assert on.rows.slots(np.array([row, row]), np.array([4, 8])).tolist() == [12, 36]
     submit(run, plan([], finished_ids=["a"]))
     assert on.rows.of == {}
     np.testing.assert_array_equal(on.rows.tables[on.rows.spare_row].numpy(), -1)
 
 
-@pytest.mark.parametrize("query_len", [1, 2])
-def test_padding_of_a_captured_step_changes_nothing(query_len: int) -> None:
-    """What a graph replays, call by call: two requests, padded to four."""
+def test_a_step_sends_its_batch_and_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a copy each, whoever comes in or gets blocks."""
+    on = machine()
+    run, sent = executor(on), []
+    staging = on.rows.staging
+    monkeypatch.setattr(staging, "send", lambda piece: sent.append(piece) or piece)
+    for name in ("a", "b"):
+        run.add_request(request(name, 0.0, 7, 8))
+    rows = [("a", Kind.NEW, 0, 7), ("b", Kind.NEW, 0, 7)]
+    submit(run, plan(rows, new_blocks={"a": ([1, 5],), "b": ([2, 3],)}))
+    assert len(sent) == 2
+    rows = [("a", Kind.RUNNING, 7, 1), ("b", Kind.RUNNING, 7, 1)]
+    submit(run, plan(rows))
+    assert len(sent) == 3
+    rows = [("a", Kind.RUNNING, 8, 1), ("b", Kind.RUNNING, 8, 1)]
+    submit(run, plan(rows, new_blocks={"a": ([4],), "b": ([6],)}))
+    assert len(sent) == 5
+
+
+@pytest.mark.parametrize("lens", [[1, 1], [2, 2], [2, 1], [1, 2]])
+@pytest.mark.parametrize("most_split", [0, 32])
+def test_padding_of_a_captured_step_changes_nothing(
+    lens: list[int], most_split: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a graph replays, call by call: decodes, some with a draft, padded to eight tokens."""
+    monkeypatch.setattr(graph_keys, "MAX_SPLIT_TOKENS", most_split)
+    splits = max(lens) == 1 or most_split > 0
     on = machine(num_draft_tokens=1)
     seen = recorded_logits(on)
     run = executor(on)
@@ -188,19 +221,19 @@ def test_padding_of_a_captured_step_changes_nothing(query_len: int) -> None:
         run.add_request(request(name, 0.0, 7, 8))
         submit(run, plan([(name, Kind.NEW, 0, 7)], new_blocks={name: (blocks,)}))
     of = on.rows.of
-    starts, lens = [7, 7], [query_len] * 2
-    batch = build_batch([of["b"], of["a"]], starts, lens, lens)
-    inputs = GraphInputs(torch.zeros(GraphInputs.size(4 * query_len), dtype=torch.int64))
-    inputs.fill(batch, on.rows)
+    batch = build_batch([of["b"], of["a"]], [7, 7], lens, lens)
+    key = GraphKeys(4, 16, 64, on.path).of(batch)
+    assert key is not None
+    assert key.max_query_len == (1 if splits else max(lens))
+    padded_key = key._replace(num_rows=8, num_tokens=8, num_decodes=8 if splits else 0)
     before = on.caches[0][0].clone()
-    padded = on.forward.logits(
-        *inputs.derive(on.rows, GraphKey(4, 4 * query_len, query_len, 64)), None
-    )
+    padded = on.forward.logits(*captured(on, padded_key, batch), None)
     written = (on.caches[0][0] != before) & ~(on.caches[0][0].isnan() & before.isnan())
-    expected = {(5, 3), (3, 3)} | ({(9, 0), (4, 0)} if query_len == 2 else set())
+    second = zip([(4, 0), (9, 0)], lens, strict=True)
+    expected = {(5, 3), (3, 3)} | {place for place, count in second if count == 2}
     assert {tuple(place[:2]) for place in written.nonzero().tolist()} == expected
     on.runner.run(batch)
-    torch.testing.assert_close(padded[: 2 * query_len], seen[-1])
+    torch.testing.assert_close(padded[: sum(lens)], seen[-1])
 
 
 def test_padding_of_a_captured_mixed_step_changes_nothing() -> None:
@@ -214,10 +247,8 @@ def test_padding_of_a_captured_mixed_step_changes_nothing() -> None:
         submit(run, plan(new, new_blocks={name: (blocks,)}))
     of = on.rows.of
     batch = build_batch([of["b"], of["a"]], [2, 7], [4, 1], [0, 1])
-    inputs = GraphInputs(torch.zeros(GraphInputs.size(16), dtype=torch.int64))
-    inputs.fill(batch, on.rows)
     caches = [(k.clone(), v.clone()) for k, v in on.caches]
-    padded = on.forward.logits(*inputs.derive(on.rows, GraphKey(4, 16, 0, 64)), None)
+    padded = on.forward.logits(*captured(on, StepShape(4, 16, 4, 0, 16, 64), batch), None)
     written = [(k.clone(), v.clone()) for k, v in on.caches]
     for (k, v), before in zip(on.caches, caches, strict=True):
         k.copy_(before[0])
@@ -247,7 +278,7 @@ def test_graphs_of_mixed_steps(
     keys = GraphKeys(4, 3000, 9000, AttentionPath("auto", "nhd", "varlen"))
     count = len(num_tokens)
     batch = build_batch(range(count), [start] + [0] * (count - 1), num_tokens, num_logits)
-    key = GraphKey(4, size, 0, length)
+    key = StepShape(4, size, 4, 0, size, length)
     assert keys.of(batch) == key
     assert key in list(keys.beforehand())
 
@@ -260,4 +291,27 @@ def test_steps_without_a_graph() -> None:
     assert keys.of(build_batch([0], [0], [9], [5])) is None, "too many logits"
     split = GraphKeys(4, 3000, 9000, path._replace(mixed="split"))
     assert split.of(build_batch([0, 1], [0, 0], [2, 1], [1, 1])) is None, "in two calls"
-    assert split.of(build_batch([0, 1], [0, 0], [1, 1], [1, 1])) == GraphKey(2, 2, 1, 9000)
+    assert split.of(build_batch([0, 1], [0, 0], [1, 1], [1, 1])) == StepShape(
+        2, 2, None, 2, 1, 9000
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_logits", "key"),
+    [
+        ([1, 1, 1], None, (4, 4, None, 4, 1)),
+        ([3], None, (3, 3, None, 3, 1)),
+        ([1, 3, 1], None, (6, 6, None, 6, 1)),
+        ([3] * 10 + [2], None, (16, 48, None, 0, 3)),
+        ([3] * 16, None, (16, 48, None, 0, 3)),
+        ([3] * 15 + [5], [3] * 15 + [1], (16, 64, 48, 0, 64)),
+    ],
+)
+def test_graphs_of_decodes_with_drafts(
+    num_tokens: list[int], num_logits: list[int] | None, key: tuple[Any, ...]
+) -> None:
+    keys = GraphKeys(16, 3000, 4096, AttentionPath("auto", "nhd", "varlen", 2))
+    count = len(num_tokens)
+    batch = build_batch(range(count), [7] * count, num_tokens, num_logits or num_tokens)
+    assert keys.of(batch) == StepShape(*key, 4096)
+    assert StepShape(*key, 4096) in list(keys.beforehand())

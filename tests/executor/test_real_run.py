@@ -145,6 +145,19 @@ def test_speculation_and_preemption(tiny: Any) -> None:
     assert summary["completed"] == 6
 
 
+def test_weights_of_a_draft_model_that_are_not_there(tiny: Any) -> None:
+    pytest.importorskip("torch")
+    draft = "{method: draft_model, draft_model: {config: config.json}, num_speculative_tokens: 1}"
+    loaded = tiny(
+        f"scheduler.speculative={draft}",
+        "executor.tokens=sampled",
+        "executor.draft_weights=nowhere",
+    )
+    with pytest.raises(ConfigError, match=r"no \*.safetensors here") as caught:
+        open_machine(loaded)
+    assert [problem.path for problem in caught.value.problems] == ["executor.draft_weights"]
+
+
 def test_an_fp8_cache(tiny: Any) -> None:
     pytest.importorskip("torch")
     assert api.run(tiny("kv_cache.dtype=fp8_e4m3")).summary_dict["completed"] == 6
@@ -191,5 +204,6 @@ def test_blocks_that_fit() -> None:
 
 
 def test_without_a_gpu_no_triton_is_needed() -> None:
+    pytest.importorskip("torch")
     code = "import sys; sys.modules['triton'] = None; import simserve.executor.real.machine"
     subprocess.run([sys.executable, "-c", code], check=True)

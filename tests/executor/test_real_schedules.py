@@ -86,13 +86,16 @@ schedules = st.builds(
 
 @st.composite
 def workloads(draw: Any) -> list[TraceRequest]:
-    """Up to five requests, some of which share a prefix; all at once or a little apart."""
+    """Up to five requests, some of which share a prefix; all at once or a little apart.
+
+    No two have one priority: with policy priority they may preempt each other for ever.
+    """
     requests = []
     for i in range(draw(st.integers(1, 5))):
         own = (f"own{draw(st.integers(0, 2))}", draw(st.integers(1, 16)))
         prompt = (SYSTEM, own) if draw(st.booleans()) else (own,)
         arrival_s = draw(st.sampled_from([0.0, 0.001, 0.01]))
-        output_len, priority = draw(st.integers(1, 10)), draw(st.integers(0, 2))
+        output_len, priority = draw(st.integers(1, 10)), 5 * draw(st.integers(0, 2)) + i
         requests.append(request(f"r{i}", arrival_s, prompt, output_len, priority=priority))
     return sorted(requests, key=lambda one: one.arrival_s)
 

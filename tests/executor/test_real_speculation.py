@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,13 +14,21 @@ torch = pytest.importorskip("torch")
 
 from simserve.executor.drafts import DraftWindow  # noqa: E402
 from simserve.executor.ngram import NgramProposer  # noqa: E402
+from simserve.executor.real import graph_keys  # noqa: E402
 from simserve.executor.real.attention import AttentionPath  # noqa: E402
 from simserve.executor.real.choices import SamplingChoice  # noqa: E402
+from simserve.executor.real.decoder_shape import decoder_shape  # noqa: E402
+from simserve.executor.real.draft_model import DraftSource  # noqa: E402
+from simserve.executor.real.machine import Machine  # noqa: E402
 from simserve.executor.real.outcomes import Outcome, Outcomes  # noqa: E402
-from simserve.executor.real.speculation import LookupDrafts  # noqa: E402
+from simserve.executor.real.speculation import (  # noqa: E402
+    Drafted,
+    LookupDrafts,
+    ModelDrafts,
+)
 from simserve.metrics.recorder import RunData  # noqa: E402
-from simserve.types import StepPlan, TraceRequest  # noqa: E402
-from tests.executor.served import Schedule, open_machine, serve  # noqa: E402
+from simserve.types import ModelShape, StepPlan, TraceRequest  # noqa: E402
+from tests.executor.served import Schedule, open_machine, request, serve  # noqa: E402
 from tests.executor.test_real_sampling import choice  # noqa: E402
 from tests.executor.test_real_schedules import (  # noqa: E402
     REQUESTS,
@@ -41,7 +50,7 @@ class KnowingDrafts:
 
     def draft(self, plan: StepPlan, emitted: Sequence[int], known: Any) -> Any:
         if not self._window.fits(plan):
-            return None
+            return Drafted(None)
         drafts = {}
         for request_id, count in zip(plan.request_ids, emitted, strict=True):
             so_far = len(known.outcomes.of(request_id).token_ids)
@@ -50,7 +59,46 @@ class KnowingDrafts:
             drafts[request_id] = [
                 (token + (place == spoilt)) % 53 for place, token in enumerate(right)
             ]
-        return drafts
+        return Drafted(drafts)
+
+
+class WatchedModelDrafts(ModelDrafts):
+    """Of a draft model that is the model itself: its cache is the model's, wherever that counts."""
+
+    def __init__(self, machine: Machine, k: int, max_model_len: int) -> None:
+        assert machine.draft is not None
+        super().__init__(machine.draft, k, max_model_len)
+        layers = zip(machine.caches, machine.draft.caches, strict=True)
+        self._pairs = [pair for own, other in layers for pair in zip(own, other, strict=True)]
+        self._path = machine.path
+
+    def draft(self, plan: StepPlan, emitted: Sequence[int], known: Any) -> Drafted:
+        drafted = super().draft(plan, emitted, known)
+        columns = zip(plan.request_ids, plan.starts, plan.num_tokens, emitted, strict=True)
+        for request_id, start, num_tokens, count in columns:
+            wrong = len(plan.draft_tokens.get(request_id, ())) - max(0, count - 1)
+            places = np.arange(start + num_tokens - wrong)
+            rows = np.full_like(places, known.rows.of[request_id])
+            slots = known.rows.slots(rows, places)
+            for a, b in self._pairs:
+                assert torch.allclose(self._at(a, slots), self._at(b, slots), 1e-9, 1e-9)
+        return drafted
+
+    def _at(self, cache: Any, slots: Any) -> Any:
+        """Keys or values of tokens."""
+        tokens = cache.movedim(1 if self._path.kv_layout == "nhd" else 3, 1)
+        return tokens[slots // tokens.shape[1], slots % tokens.shape[1]]
+
+
+def smaller(head_dim: int = 8) -> Any:
+    """A draft model for `tiny`: one layer, another width."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 24}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": head_dim}
+    model = ModelShape(name="smaller", vocab_size=53, max_position_embeddings=128, **sizes, **heads)
+    return decoder_shape(model, {"model_type": "llama"}, "smaller")
+
+
+By = Literal["lookup", "knows", "smaller", "itself"]
 
 
 def speculated(
@@ -59,19 +107,26 @@ def speculated(
     k: int,
     sampling: Sequence[SamplingChoice] = (),
     quirks: Any = "fixed",
-    knows: bool = False,
+    by: By = "lookup",
     **options: Any,
 ) -> tuple[dict[str, Outcome], RunData]:
+    """Serve requests with drafts by looking up, from what they will get, or by a model."""
     kept: list[Outcome] = []
     path = AttentionPath(schedule.attention, schedule.kv_layout, schedule.mixed, k)
     shape = options.pop("shape", tiny())
-    machine = open_machine(shape, schedule, path=path, sampling=sampling, **options)
+    drafters = {"smaller": smaller(shape.model.head_dim), "itself": shape}
+    source = DraftSource(drafters[by]) if by in drafters else None
+    machine = open_machine(shape, schedule, path=path, sampling=sampling, draft=source, **options)
     sharpen(machine.decoder)
-    proposer = NgramProposer(1, 3, k, schedule.max_model_len, quirks)
-    drafts: Any = LookupDrafts(proposer)
-    if knows:
+    drafts: Any = LookupDrafts(NgramProposer(1, 3, k, schedule.max_model_len, quirks))
+    if by == "knows":
         expected = {one.request_id: recomputed(shape, one) for one in requests}
         drafts = KnowingDrafts(expected, k, schedule.max_model_len)
+    elif machine.draft is not None:
+        sharpen(machine.draft.decoder)
+        drafts = ModelDrafts(machine.draft, k, schedule.max_model_len)
+        if by == "itself" and machine.rows.ids.device.type == "cpu":
+            drafts = WatchedModelDrafts(machine, k, schedule.max_model_len)
     _, data = serve(
         machine,
         schedule,
@@ -89,7 +144,9 @@ def speculated(
     spare_blocks=st.integers(0, 8),
     k=st.integers(1, 4),
     quirks=st.sampled_from(["fixed", "as_engine"]),
-    knows=st.booleans(),
+    by=st.sampled_from(["lookup", "knows", "smaller", "itself"]),
+    looks_ahead=st.booleans(),
+    spare_len=st.integers(0, 8),
 )
 def test_greedy_tokens_are_those_without_drafts(
     schedule: Schedule,
@@ -97,26 +154,31 @@ def test_greedy_tokens_are_those_without_drafts(
     spare_blocks: int,
     k: int,
     quirks: str,
-    knows: bool,
+    by: By,
+    looks_ahead: bool,
+    spare_len: int,
 ) -> None:
-    longest = max(one.prompt_len + one.output_len for one in requests) + k
+    longest = max(one.prompt_len + one.output_len for one in requests)
     changed = {
-        "num_gpu_blocks": -(-longest // schedule.block_size) + 1 + spare_blocks,
+        "num_gpu_blocks": -(-(longest + 2 * k) // schedule.block_size) + 1 + spare_blocks,
+        "max_model_len": longest + spare_len,
         "max_num_batched_tokens": max(schedule.max_num_batched_tokens, schedule.max_num_seqs),
         "plans_ahead": False,
+        "lookahead": k * looks_ahead,
     }
     schedule = Schedule(**{**vars(schedule), **changed})
-    got, _ = speculated(schedule, requests, k, quirks=quirks, knows=knows)
+    got, _ = speculated(schedule, requests, k, quirks=quirks, by=by)
     for one in requests:
         assert got[one.request_id].token_ids == recomputed(tiny(), one)
 
 
-@pytest.mark.parametrize("num_gpu_blocks", [64, 14])
-def test_drawn_tokens_are_those_without_drafts(num_gpu_blocks: int) -> None:
+@pytest.mark.parametrize(("num_gpu_blocks", "by"), [(64, "lookup"), (14, "smaller")])
+def test_drawn_tokens_are_those_without_drafts(num_gpu_blocks: int, by: By) -> None:
     """Drafts are right where they are what is drawn anyway, with the place's random numbers."""
     schedule = Schedule(num_gpu_blocks=num_gpu_blocks, block_size=4, max_num_batched_tokens=20)
     sampling = [choice(1, temperature=0.3), choice(1, top_p=0.5), choice(1, min_p=0.2)]
-    got, data = speculated(schedule, REQUESTS, 3, sampling)
+    sampling.append(choice(1, temperature=0))
+    got, data = speculated(schedule, REQUESTS, 3, sampling, by=by)
     kept: list[Outcome] = []
     machine = open_machine(tiny(), schedule, sampling=sampling)
     sharpen(machine.decoder)
@@ -128,22 +190,31 @@ def test_drawn_tokens_are_those_without_drafts(num_gpu_blocks: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("max_num_batched_tokens", [9, 64])
-def test_tokens_on_a_gpu_are_those_without_drafts(max_num_batched_tokens: int) -> None:
-    schedule = Schedule(max_num_batched_tokens=max_num_batched_tokens)
+@pytest.mark.parametrize(
+    ("max_num_batched_tokens", "by", "most_split"),
+    [(9, "lookup", 32), (64, "lookup", 0), (9, "smaller", 0), (64, "itself", 32)],
+)
+def test_tokens_on_a_gpu_are_those_without_drafts(
+    max_num_batched_tokens: int, by: By, most_split: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_keys, "MAX_SPLIT_TOKENS", most_split)
+    lookahead = 0 if by == "lookup" else 3
+    schedule = Schedule(max_num_batched_tokens=max_num_batched_tokens, lookahead=lookahead)
     shape, sampling = tiny(64), [choice(1, temperature=0), choice(1, top_p=0.9)]
     on_gpu = {"shape": shape, "device": "cuda", "dtype": "float32"}
-    got, data = speculated(schedule, REQUESTS, 3, sampling, **on_gpu)
+    got, data = speculated(schedule, REQUESTS, 3, sampling, by=by, **on_gpu)
     expected, _ = speculated(schedule, REQUESTS, 3, sampling, shape=shape)
     assert {name: one.token_ids for name, one in got.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
-    assert data.spec_decode.num_drafts > 0
+    found = data.spec_decode
+    assert found.num_drafts > 0
+    assert by != "itself" or sum(found.accepted_per_pos) > 20
 
 
 def test_some_drafts_are_accepted() -> None:
     """Or the tests above would hold without any being verified."""
-    _, data = speculated(Schedule(), REQUESTS, 3, knows=True)
+    _, data = speculated(Schedule(), REQUESTS, 3, by="knows")
     found = data.spec_decode
     assert min(found.accepted_per_pos) > 2
     assert sum(found.accepted_per_pos) < sum(found.draft_tokens_per_pos)
@@ -154,11 +225,36 @@ def test_some_drafts_are_accepted() -> None:
     assert sum(parts) == pytest.approx(steps.duration_s)
 
 
+def test_a_model_that_drafts_for_itself_is_always_right() -> None:
+    """With room for all drafts from the first one on, and outputs that end with a whole step."""
+    requests = [request(f"r{i}", 0.0, length, 1 + 3 * 4) for i, length in enumerate([9, 23, 7])]
+    _, data = speculated(Schedule(lookahead=3), requests, 3, by="itself")
+    found, steps = data.spec_decode, data.steps
+    assert found.accepted_per_pos == found.draft_tokens_per_pos == [9, 9, 9]
+    assert steps.num_steps == 4
+    assert (steps.parts["draft_s"] > 0).all()
+    parts = [steps.parts[name] for name in steps.parts if name != "first_shape"]
+    assert sum(parts) == pytest.approx(steps.duration_s)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "lookahead", "prompt_len", "drafts"),
+    [(4, 3, 16, [0, 3]), (4, 3, 14, [2, 3]), (1, 3, 14, [0, 3]), (1, 0, 14, [0, 0])],
+)
+def test_drafts_need_slots(
+    block_size: int, lookahead: int, prompt_len: int, drafts: list[int]
+) -> None:
+    """A request that has just come in has what its last block leaves; one that runs has k."""
+    schedule = Schedule(block_size=block_size, lookahead=lookahead)
+    _, data = speculated(schedule, [request("a", 0.0, prompt_len, 13)], 3, by="itself")
+    assert (data.steps.num_tokens[1:3] - 1).tolist() == drafts
+
+
 def test_a_stop_among_accepted_drafts_ends_a_request() -> None:
     free, _ = speculated(Schedule(), REQUESTS, 3, [choice(1, temperature=0)])
     stop = free["e"].token_ids[5]
     ends = [choice(1, temperature=0, stop_token_ids=(stop,))]
-    got, data = speculated(Schedule(), REQUESTS, 3, ends, knows=True)
+    got, data = speculated(Schedule(), REQUESTS, 3, ends, by="knows")
     assert data.num_stopped > 0
     for name, one in got.items():
         ids = free[name].token_ids

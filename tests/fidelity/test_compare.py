@@ -186,6 +186,17 @@ def test_two_settings_are_confounded(tmp_path: Path) -> None:
     assert status == 0
 
 
+def test_what_follows_from_the_one_that_was_set_is_told(tmp_path: Path) -> None:
+    auto = {"kv_cache.num_gpu_blocks": "auto", "scheduler.max_num_seqs": None}
+    one = save(tmp_path / "a", auto)
+    two = save(tmp_path / "b", {**auto, "scheduler.max_num_batched_tokens": 512})
+    lines = compare(one, two)[1].splitlines()
+    assert lines[1].startswith("CONFOUNDED: 3 settings differ")
+    assert lines[5].startswith(
+        "  where a configuration does not give max_num_seqs or num_gpu_blocks, it follows from the"
+    )
+
+
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
@@ -212,7 +223,11 @@ def test_a_tolerance_decides_the_exit_status(tmp_path: Path) -> None:
     status, output = compare(one, other, options=("--tolerance", "p50_itl_ms=5"))
     assert status == 1
     assert "beyond tolerance, or not to be judged: b: p50_itl_ms" in output
-    assert compare(one, other, options=("--tolerance", "no_such_number=5"))[0] == 1
+    status, output = compare(one, other, options=("--tolerance", "p50_ttft=5"))
+    assert status == 2
+    assert output == (
+        "--tolerance p50_ttft: no result has such a number (did you mean 'p50_ttft_ms'?)\n"
+    )
     status, output = compare(one, other, options=("--tolerance", "p50_itl_ms=often"))
     assert (status, "expected KEY=PERCENT" in output) == (2, True)
 

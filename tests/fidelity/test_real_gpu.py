@@ -109,6 +109,24 @@ def test_the_statement_names_decisions_path_and_timing(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "attention", "flagged"),
+    [
+        ("h200-llama-3.1-8b-simserve", "auto", False),
+        ("h200-llama-3.1-8b-simserve", "v2", True),
+        ("h200-llama-3.1-8b-vllm", "auto", True),
+    ],
+)
+def test_a_profile_of_another_path_is_flagged(
+    tmp_path: Path, name: str, attention: str, flagged: bool
+) -> None:
+    real = stand_in(tmp_path / "run", 0.1)
+    path = {"attention": attention, "kv_layout": "nhd", "mixed": "varlen"}
+    real.summary.update({f"executor.{key}": value for key, value in path.items()})
+    statement = validate(config(cost={"kind": "profile", "name": name}), real).statement
+    assert (f"; profile '{name}' was measured on another path: " in statement) == flagged
+
+
 def test_the_shadow_s_prices_are_summed_over_the_real_steps(tmp_path: Path) -> None:
     real = stand_in(tmp_path / "run", 0.1, shadow_s=0.05, first_shape=0.0)
     validation = validate(config(), real)

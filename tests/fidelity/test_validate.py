@@ -20,6 +20,7 @@ from simserve.fidelity.measured import measured_log
 from simserve.fidelity.plans import PlanCheck
 from simserve.fidelity.saturation import NEAR_SATURATION, ScaledCost, ttft_elasticity
 from simserve.fidelity.step_errors import SLOWER_HOST, StepError, errors_by_regime, price_log
+from simserve.fidelity.timing import profile_timing
 from simserve.fidelity.tolerances import BLIND, HOST_KNOWN, LIMITS, parse_tolerances
 from simserve.fidelity.validate import Timing, group_repeats, validate_workload
 from simserve.fidelity.validation import Cell, Validation
@@ -318,6 +319,14 @@ def test_the_command_prints_everything_and_exits_by_the_verdict(tmp_path: Path) 
     assert status == 1
     assert "misses: " in output
     assert "0 of 1 workloads within limits" in output
+
+
+def test_a_profile_of_another_engine_or_gpu_is_flagged(warm: StepLog) -> None:
+    assert profile_timing(PROFILE, warm).remarks == ()
+    other = replace(warm, engine="vllm-0.11.0", gpu="NVIDIA A100")
+    engine, gpu = profile_timing(PROFILE, other).remarks
+    assert engine.endswith("step times are those of vllm-0.20.2, the log is of vllm-0.11.0")
+    assert gpu.endswith("measured on gpu 'h200', the log is of 'NVIDIA A100'")
 
 
 @pytest.mark.parametrize(

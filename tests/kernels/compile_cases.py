@@ -21,11 +21,13 @@ from simserve_kernels.paged_prefill import paged_prefill  # noqa: E402
 from simserve_kernels.read_once import read_once  # noqa: E402
 from simserve_kernels.rejection import verify_drafts  # noqa: E402
 from simserve_kernels.rope_write import rope_kv_write  # noqa: E402
+from simserve_kernels.sampling_logprobs import store_logprobs  # noqa: E402
 from simserve_kernels.sampling_rules import apply_rules  # noqa: E402
 from simserve_kernels.sampling_settings import (  # noqa: E402
     RuleColumns,
     SamplingColumns,
     SamplingParams,
+    TokenLogprobs,
 )
 
 __all__ = ["compile_cases"]
@@ -157,6 +159,12 @@ def draw(*, rows: list[dict[str, float]], dtype: Any = BF16, vocab: int = 5000) 
     sampling.sample(torch.empty(len(params), vocab, dtype=dtype), columns)
 
 
+def log(*, dtype: Any = BF16, vocab: int = 5000) -> None:
+    out = TokenLogprobs(index(3, 6), index(3, 6, dtype=F32), index(3))
+    tokens = index(3, dtype=torch.int64)
+    store_logprobs(out, torch.empty(3, vocab, dtype=dtype), tokens, index(3))
+
+
 def reject(*, dtype: Any = BF16, vocab: int = 5000) -> None:
     params = [SamplingParams(seed=1), SamplingParams(seed=1, temperature=0.0, top_p=0.9)]
     columns = SamplingColumns.of(params, [0, 1], "cpu")
@@ -254,6 +262,7 @@ CASES: dict[Callable[..., None], list[dict[str, Any]]] = {
         {"rows": [{"top_p": 0.9}]},
         {"rows": [{"min_p": 0.1}, {"temperature": 0.0}], "dtype": F32},
     ],
+    log: [{}, {"dtype": F32, "vocab": 97}],
     reject: [{}, {"dtype": F32, "vocab": 97}],
     rule: [{}, {"dtype": BF16, "before": 0}],
 }  # fmt: skip

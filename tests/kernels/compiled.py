@@ -9,6 +9,7 @@ interpreter does not see. The last line of stdout is a `Report` in JSON.
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import pkgutil
 import sys
@@ -143,6 +144,7 @@ class Compiler:
 
 def main() -> None:
     """Compile all cases and print the report."""
+    gc.disable()  # what is made here lives as long as the process, or nearly
     from tests.kernels.compile_cases import compile_cases
 
     compiler = Compiler()

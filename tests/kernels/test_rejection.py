@@ -90,9 +90,16 @@ def check_distribution(made: dict[str, Any], verify: Any, k: int) -> None:
         assert (accepted <= k).all()
 
 
-@pytest.mark.parametrize("drafts", ["drawn", "bad", "certain"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "drafts"),
+    [
+        *((name, "drawn") for name in SETTINGS),
+        *((name, "bad") for name in ("all", "top_k", "greedy")),
+        *((name, "certain") for name in ("hot", "top_p", "min_p")),
+    ],
+)
 def test_tokens_are_distributed_as_the_model_has_them(name: str, drafts: str) -> None:
+    """All of drafts, and all of settings twice; on a GPU in every combination."""
     check_distribution(case(4000, 2, SETTINGS[name], drafts), reference.verify_drafts, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,15 @@ pytest.importorskip("triton")
 from simserve_kernels import sampling_reference as reference  # noqa: E402
 from simserve_kernels.sampling import SamplingPlan, sample  # noqa: E402
 from simserve_kernels.sampling_logits import LogitRules, apply_rules  # noqa: E402
-from simserve_kernels.sampling_logprobs import logprobs_of  # noqa: E402
-from simserve_kernels.sampling_settings import SamplingColumns, SamplingPath  # noqa: E402
+from simserve_kernels.sampling_logprobs import (  # noqa: E402
+    LogprobsPlan,
+    store_logprobs,
+)
+from simserve_kernels.sampling_settings import (  # noqa: E402
+    SamplingColumns,
+    SamplingPath,
+    TokenLogprobs,
+)
 
 FILE = Path(__file__).parents[1] / "data" / "golden_functions.json.gz"
 SMALL = SamplingPlan(chunk=32, tile=128, capacity=32, scan=32, survey_warps=1)
@@ -134,20 +142,53 @@ def test_mixed_batches_choose_the_recorded_tokens(device: str) -> None:
         assert reference.sample(logits, columns).tolist() == case["token"]
 
 
-def test_logprobs_and_ranks_are_those_recorded() -> None:
+def logprobs_by(
+    store: Any, logits: Any, tokens: Any, wanted: Sequence[int], n: int, **options: Any
+) -> TokenLogprobs:
+    """What a function fills in, −7 where it leaves a place as it was."""
+    device = logits.device
+    memory = torch.full((len(logits), 3 + 2 * n), -7, dtype=torch.int32, device=device)
+    out = TokenLogprobs(memory[:, 1 : 2 + n], memory[:, 2 + n :].view(torch.float32), memory[:, 0])
+    asks = torch.tensor(wanted, dtype=torch.int32, device=device)
+    store(out, logits, torch.as_tensor(tokens, device=device), asks, **options)
+    return TokenLogprobs(*(one.cpu() for one in out))
+
+
+def test_logprobs_and_ranks_are_those_recorded(device: str) -> None:
     cases = RECORDED["logprobs"]["cases"]
     assert {0} < {case["k"] for case in cases}
     for case in cases:
-        logits = torch.tensor(case["logits"])
-        found = logprobs_of(logits, torch.tensor(case["tokens"]), case["k"])
-        assert found.ranks.tolist() == case["ranks"]
-        recorded = torch.tensor(case["logprobs"])
-        torch.testing.assert_close(found.logprobs, recorded, rtol=0, atol=2e-5)
-        assert torch.equal(logits.log_softmax(-1).gather(1, found.ids), found.logprobs)
-        assert found.ids[:, 0].tolist() == case["tokens"]
+        logits, n = torch.tensor(case["logits"], device=device), case["k"]
+        wanted = [n] * len(logits)
+        exact = logprobs_by(reference.store_logprobs, logits, case["tokens"], wanted, n)
+        plan = LogprobsPlan(chunk=32, sum_warps=1, pick_warps=1)
+        found = logprobs_by(store_logprobs, logits, case["tokens"], wanted, n, plan=plan)
+        for one in (exact, found):
+            assert one.ranks.tolist() == case["ranks"]
+            recorded = torch.tensor(case["logprobs"])
+            torch.testing.assert_close(one.logprobs, recorded, rtol=0, atol=2e-5)
+            assert one.ids[:, 0].tolist() == case["tokens"]
+        assert torch.equal(found.ids, exact.ids)
 
 
-@pytest.mark.parametrize("n", [-1, 5])
-def test_as_many_logprobs_as_there_are_tokens(n: int) -> None:
-    with pytest.raises(ValueError, match=f"n is {n}: it must be from 0 to the 4 tokens"):
-        logprobs_of(torch.zeros(1, 4), torch.tensor([0]), n)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logprobs_of_those_rows_that_ask(device: str, seed: int, dtype: str) -> None:
+    torch.manual_seed(seed)
+    logits = torch.randn(6, 201, device=device).to(getattr(torch, dtype))
+    logits[1] = 0.5  # all alike
+    logits[2, 5:] = -torch.inf  # fewer tokens than are asked for
+    tokens, wanted, n = [3, 200, 0, 7, 7, 9], [7, 3, 7, -1, 0, 7], 7
+    plan = LogprobsPlan(chunk=64, sum_warps=1, pick_warps=1)
+    found = logprobs_by(store_logprobs, logits, tokens, wanted, n, plan=plan)
+    exact = logprobs_by(reference.store_logprobs, logits, tokens, wanted, n)
+    for row, count in enumerate(wanted):
+        assert torch.equal(found.ids[row, : 1 + count], exact.ids[row, : 1 + count])
+        close = (found.logprobs[row, : 1 + count], exact.logprobs[row, : 1 + count])
+        torch.testing.assert_close(*close, rtol=1e-5, atol=1e-5)
+        assert (found.ids[row, 1 + count :] == -7).all(), "what was not asked for"
+        assert found.ranks[row] == (-7 if count < 0 else exact.ranks[row])
+
+
+def test_as_many_logprobs_as_there_are_tokens() -> None:
+    with pytest.raises(ValueError, match="out has room for 5 of the likeliest of 4 tokens"):
+        logprobs_by(store_logprobs, torch.zeros(1, 4), [0], [5], 5)

@@ -116,6 +116,19 @@ def test_each_term_takes_blocks_away() -> None:
     assert fp8_kv.num_gpu_blocks in (2 * base.num_gpu_blocks - 1, 2 * base.num_gpu_blocks)
 
 
+def test_a_draft_model_shares_the_pool() -> None:
+    large, small = load_model("llama-3.1-8b"), load_model("llama-3.2-1b")
+    alone, other, both = (
+        fit_kv_cache(model, load_gpu("h200"), draft=draft)
+        for model, draft in ((large, None), (small, None), (large, small))
+    )
+    assert total(both) == both.budget_bytes
+    assert both.weight_bytes == alone.weight_bytes + other.weight_bytes
+    assert both.kv_bytes_per_token == alone.kv_bytes_per_token + other.kv_bytes_per_token
+    assert both.activation_bytes == max(alone.activation_bytes, other.activation_bytes)
+    assert 0.7 * alone.num_gpu_blocks < both.num_gpu_blocks < 0.8 * alone.num_gpu_blocks
+
+
 def test_a_measured_engine_is_met_within_two_percent() -> None:
     """A vLLM 0.19 on an RTX 4090 with max_model_len 32768 and budget 2048 had 2,588 blocks."""
     capacity = fit_kv_cache(

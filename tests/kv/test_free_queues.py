@@ -45,12 +45,12 @@ class QueueMachine(RuleBasedStateMachine):
         assert taken.tolist() == expected
         self.take(expected)
 
-    @precondition(lambda self: self.model)
-    @rule()
-    def hand_out_one(self) -> None:
-        expected = self.model.popleft()
-        assert self.queue.popleft() == expected
-        self.take([expected])
+    @rule(data=st.data())
+    def hand_out_few(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(0, min(3, len(self.model))))
+        expected = [self.model.popleft() for _ in range(count)]
+        assert self.queue.popleft_few(count) == expected
+        self.take(expected)
 
     def take(self, blocks: list[int]) -> None:
         for block in blocks:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from simserve.cli.main import app
+from simserve.metrics.rundir import read_run
 
 CONFIG = """
 model: llama-3.1-8b
@@ -57,6 +58,15 @@ def test_explain(run: Path) -> None:
     assert result.exit_code == 0
     assert result.output.startswith("r3 brought a prompt of ")
     assert "decode" in result.output
+
+
+def test_explain_the_slowest(run: Path) -> None:
+    requests = read_run(run).requests.set_index("request_id")
+    for metric in ("ttft", "e2el"):
+        name = requests[f"{metric}_ms"].idxmax()
+        result = call("explain", run, "--slowest", metric)
+        assert result.output.startswith(f"{name} brought a prompt of ")
+    assert "either a request's id or --slowest" in call("explain", run).output
 
 
 @pytest.mark.parametrize(

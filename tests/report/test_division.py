@@ -65,6 +65,7 @@ def ten_steps(*, with_chunks: bool = True) -> RunResult:
         "num_free_blocks": [9] * 10,
         "num_decode_tokens": [1] * 10,
         "num_prefill_tokens": PREFILL,
+        "num_tokens": [count + 1 for count in PREFILL],
         "num_preempted": [0, 0, 0, 0, 0, 0, 1, 0, 0, 0],
         "admission_stop": ["empty"] * 2 + ["blocks"] + ["budget"] * 7,
     }
@@ -224,6 +225,17 @@ def test_a_timeline_has_steps_counters_and_preemptions() -> None:
     (instant,) = (e for e in found if e["ph"] == "i")
     assert (instant["name"], instant["ts"]) == ("1 preempted", 180_000)
     assert {e["name"] for e in found if e["ph"] == "C"} == {"requests", "KV cache (%)", "tokens"}
+
+
+def test_counters_are_zero_where_nothing_runs() -> None:
+    result = ten_steps()
+    later = [*(np.array(ENDS_MS[:-1]) / 1000), 5.0]
+    for name, values in (("start_s", [0.0, *later[:8], 4.0]), ("end_s", later)):
+        place = result.steps_table.column_names.index(name)
+        result.steps_table = result.steps_table.set_column(place, name, pa.array(values))
+    found = [e for e in events(toy=result) if e["ph"] == "C" and e["name"] == "requests"]
+    running = [(e["ts"], e["args"]["running"]) for e in found]
+    assert running == [(0, 1), (250_000, 0), (4_000_000, 1)]
 
 
 def test_a_request_holds_its_parts() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -16,6 +17,7 @@ from simserve.errors import RunDirectoryError
 from simserve.metrics.result import RunResult
 from simserve.report.contents import figures_of, page_of
 from simserve.report.page import Cell, Page
+from simserve.report.run_page import run_page
 from simserve.report.sweep_figures import draw_pareto
 from simserve.report.sweep_points import read_sweep
 from tests.report.chromium import CHROMIUM, Tab, tab
@@ -186,6 +188,31 @@ def test_the_page_says_what_was_measured(run: Path, toy: RunResult) -> None:
     summary = toy.summary_dict
     assert f"<b>{summary['p99_ttft_ms']:,.0f} ms</b><span>p99 TTFT</span>" in page
     assert page.count('class="bar"') == summary["num_prompts"]
+
+
+def test_rejected_requests_are_counted_and_stand_last() -> None:
+    toy = toy_run(30)
+    status = ["rejected"] * 29 + ["completed"]
+    errors = [*(f"{row} tokens are too many" for row in range(29)), None]
+    for name, values in (("status", status), ("error", errors)):
+        place = toy.requests_table.column_names.index(name)
+        toy.requests_table = toy.requests_table.set_column(place, name, pa.array(values))
+    toy.summary_dict |= {"completed": 0, "rejected": 29}
+    page = run_page({"toy": toy})
+    assert "No request completed: there are no latencies." in page
+    assert '<p class="note">29 rejected, such as: 0 tokens are too many</p>' in page
+    assert "<b>29</b><span>rejected</span>" in page
+    rows = re.findall("<td>(rejected|completed)</td>", page)
+    assert rows == ["completed", *["rejected"] * 29]
+
+
+def test_the_prefix_cache_is_told_by_prompts_first() -> None:
+    toy = toy_run(3)
+    toy.summary_dict |= {"total_cached_tokens": 50, "total_input_tokens": 200}
+    toy.summary_dict |= {"prefix_cache_hits": 4000, "prefix_cache_queries": 9000}
+    page = run_page({"toy": toy})
+    assert "<b>25.0 %</b><span>of prompt tokens came from the prefix cache</span>" in page
+    assert "prefix_cache_queries: 4,000 of 9,000 tokens; a request that waits is" in page
 
 
 def test_a_failed_point_is_named(sweep: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from simserve.metrics.options import MetricOptions, RunInfo
@@ -14,7 +15,7 @@ from simserve.metrics.recorder import RunRecorder
 from simserve.metrics.result import RunResult
 from simserve.metrics.rundir import read_run
 from simserve.protocols import StepRecord
-from simserve.report.curves import MAX_SLICES, envelope
+from simserve.report.activity import MAX_SLICES, Signal, envelope, over_time
 from simserve.report.run_plot import draw_run
 from simserve.types import Kind, Request, StepOutput, StepPlan, StepResult, StepRun, TraceRequest
 
@@ -133,10 +134,44 @@ def test_runs_with_nothing_to_show_are_drawn_too(num_requests: int) -> None:
 
 def test_long_runs_are_thinned_to_their_range() -> None:
     """Every extreme of a per-step value survives in the band between least and most."""
-    start_s = np.arange(100_000) * 0.01
+    when_s = np.arange(100_001) * 0.01
     values = np.zeros(100_000)
     values[[7, 50_000, 99_999]] = [5.0, -3.0, 8.0]
-    when, low, middle, high = envelope(start_s, values)
-    assert len(when) <= MAX_SLICES
+    when, low, middle, high = envelope(Signal(when_s, values))
+    assert len(when) == MAX_SLICES + 1
     assert (low.min(), high.max()) == (-3.0, 8.0)
     assert np.all((low <= middle) & (middle <= high))
+
+
+def test_means_are_over_time_and_idle_time_is_zero() -> None:
+    """Steps of 1 s at 0 s, 1 s and 1,000 s: two requests run, one, and one after a long pause."""
+    result = toy_run(1)
+    steps = {
+        "start_s": [0.0, 1.0, 1000.0],
+        "end_s": [1.0, 2.0, 1001.0],
+        "num_running": [2, 1, 1],
+        "num_waiting": [0, 3, 0],
+    }
+    result.steps_table = pa.table(steps)
+    running = over_time(result, "num_running")
+    assert running.when_s.tolist() == [0.0, 1.0, 2.0, 1000.0, 1001.0]
+    assert running.values.tolist() == [2.0, 1.0, 0.0, 1.0]
+    assert over_time(result, "num_waiting").values.tolist() == [0.0, 3.0, 3.0, 0.0]
+    assert envelope(running).mean.tolist() == [2.0, 1.0, 0.0, 1.0, 1.0]
+    when, low, mean, high = envelope(running, slices=2)
+    assert when.tolist() == [0.0, 500.5, 1001.0]
+    assert mean[:2].tolist() == pytest.approx([3 / 500.5, 1 / 500.5])
+    assert (low.tolist(), high.tolist()) == ([0.0, 0.0, 0.0], [2.0, 1.0, 1.0])
+
+
+def test_drafts_that_are_verified_are_decode_tokens() -> None:
+    """The columns of the steps table go by batch shape; pictures go by what was computed."""
+    result = toy_run(1)
+    steps = result.steps_table
+    four = pa.array([4] * steps.num_rows)  # each step verifies three drafts, say
+    for name in ("num_tokens", "num_prefill_tokens"):
+        steps = steps.set_column(steps.column_names.index(name), name, four)
+    result.steps_table = steps
+    prompt = int(result.requests_table["input_length"][0].as_py())
+    assert over_time(result, "prefill_tokens").values.tolist() == [prompt, *[0.0] * 29]
+    assert over_time(result, "decode_tokens").values.tolist() == [0.0, *[4.0] * 29]

@@ -89,7 +89,31 @@ def test_what_is_drawn_follows_from_what_was_swept(
 def test_scenarios_are_a_setting(tmp_path: Path) -> None:
     frame = table(scenario=["calm", "busy"], **{RATE: [1, 9]}, seed=[0, 0])
     section = {"scenarios": {"calm": {RATE: 1}, "busy": {RATE: 9}}}
-    assert read_sweep(sweep(tmp_path, frame, section)).keys == ("scenario", RATE)
+    points = read_sweep(sweep(tmp_path, frame, section))
+    assert points.keys == ("scenario", RATE)
+    assert points.free == ("scenario",)
+    assert points.load_key == RATE
+
+
+def test_what_a_scenario_sets_is_no_side_of_a_grid(tmp_path: Path) -> None:
+    """A cell would be a mean over scenarios that have nothing else in common."""
+    columns = {BUDGET: [64, 64, 64, 64, 512, 512], RATE: [1, 2] * 3}
+    frame = table(scenario=["a", "a", "b", "b", "c", "c"], **columns)
+    settings = {name: {BUDGET: budget} for name, budget in (("a", 64), ("b", 64), ("c", 512))}
+    section = {"scenarios": settings, "parameters": {RATE: [1, 2]}}
+    points = read_sweep(sweep(tmp_path, frame, section))
+    assert points.free == ("scenario", RATE)
+    assert points.load_key == RATE
+    assert points.grid_keys is None
+
+
+def test_keys_that_end_alike_are_told_apart() -> None:
+    keys = ["workload.prompt_len.value", "workload.output_len.value"]
+    frame = table(x=[1, 2], **{keys[0]: [8, 16], keys[1]: [4, 2]})
+    assert [line.name for line in lines(frame, "x", keys)] == [
+        "prompt_len.value 8, output_len.value 4",
+        "prompt_len.value 16, output_len.value 2",
+    ]
 
 
 def test_a_sweep_that_failed_altogether_is_an_error(tmp_path: Path) -> None:

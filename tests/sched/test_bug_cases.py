@@ -207,6 +207,22 @@ def test_fixed_a_victims_tokens_and_budget_are_given_back_and_nobody_is_skipped(
     assert step.plan.kinds == {}
 
 
+def test_fixed_what_a_victim_would_have_computed_is_not_found_in_the_cache() -> None:
+    world = run(
+        [request("low", 0.0, 47, 3, priority=5), request("high", 0.5, 4, 6, priority=0)],
+        block_size=2,
+        num_gpu_blocks=29,
+        policy="priority",
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=7,
+        quirks="fixed",
+    )
+    assert world.log.finished["low"].num_preemptions == 1
+    steps = [step for step in world.log.steps if "low" in step.shares]
+    # It was taken out of the step that would have computed its tokens 42 to 46.
+    assert [step.starts[list(step.shares).index("low")] for step in steps][5:] == [35, 42, 47, 48]
+
+
 @pytest.mark.parametrize("quirks", QUIRKS)
 def test_everybody_finishes_under_both_quirks(quirks: str) -> None:
     world = three_of_priorities(quirks)

@@ -99,13 +99,24 @@ def test_what_was_not_measured_keeps_no_bound() -> None:
     assert found.rate is None  # one token a request has no gap
 
 
-@pytest.mark.parametrize("text", ["p99_ttft_ms", "p99_ttft_ms=x", "p99_ttft_ms=-1", "status=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p99_ttft_ms",
+        "p99_ttft_ms=x",
+        "p99_ttft_ms=-1",
+        "status=1",
+        "slo_attainment=99",
+    ],
+)
 def test_bounds_that_are_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="--slo"):
+    with pytest.raises(ConfigError, match=r"^--slo"):
         parse_bound(text)
 
 
 def test_mistakes() -> None:
+    with pytest.raises(ConfigError, match=r"set metrics\.goodput, for example -o"):
+        search_rate(load_config(QUEUE), [Bound("slo_attainment", 0.9)])
     with pytest.raises(ConfigError, match="did you mean 'p99_ttft_ms'"):
         search_rate(load_config(QUEUE), [Bound("p99_tft_ms", 1.0)])
     immediate = load_config(QUEUE, {"workload.synthetic.arrival": {"kind": "immediate"}})

@@ -78,16 +78,18 @@ def test_killed_and_resumed(
     assert {name: (out / name).stat().st_ino for name in done} == done  # not run again
 
 
-def test_ctrl_c(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_in_good_order(
+    number: signal.Signals,
     grid: Path,
-    finished: Path,
     begun: subprocess.Popen[str],
     tmp_path: Path,
-    same_bytes: Callable[[Path, Path], None],
 ) -> None:
     out = tmp_path / "out"
+    with pytest.raises(RunDirectoryError, match="another sweep is writing there"):
+        run_sweep(grid, out=out, resume=True)
     workers = children(begun)
-    os.kill(begun.pid, signal.SIGINT)
+    os.kill(begun.pid, number)
     _, errors = begun.communicate(timeout=PATIENCE_S)
     assert begun.returncode == 130
     assert not any(is_running(pid) for pid in workers)
@@ -95,15 +97,6 @@ def test_ctrl_c(
     assert f"interrupted: {num_done} of 4 points are done; --resume --out {out}" in errors
     assert "Traceback" not in errors
     assert not (out / ".partial").exists()
-
-    run_sweep(grid, out=out, resume=True)
-    same_bytes(finished, out)
-
-
-@pytest.mark.usefixtures("begun")
-def test_nobody_else_writes_there(grid: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="another sweep is writing there"):
-        run_sweep(grid, out=tmp_path / "out", resume=True)
 
 
 def test_what_is_finished_is_not_run_again(grid: Path, finished: Path) -> None:

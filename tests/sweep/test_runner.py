@@ -12,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import simserve
+from simserve.config.loader import load_config
+from simserve.config.sweep_loader import load_points, load_sweep
 from simserve.errors import ConfigError, RunDirectoryError
 from simserve.metrics.rundir import read_run
 from simserve.sweep.runner import run_sweep
 from simserve.sweep.summary import write_summary
+from simserve.sweep.task import Task
 from tests.sweep.conftest import BASE
 
 Check = Callable[[Path, Path], None]
@@ -43,6 +46,16 @@ def write(folder: Path, sweep: str, base: str = BASE) -> Path:
     path = folder / "sweep.yaml"
     path.write_text(f"{base}sweep:\n{sweep}")
     return path
+
+
+def test_what_was_not_given_is_not_sent(tmp_path: Path) -> None:
+    """Keys of real tokens say that they have no effect in a simulation, if they are there."""
+    base = BASE.replace("workload:", "workload:\n  decoding: {kind: beam_search, beam_width: 2}", 1)
+    (point,) = load_points(
+        load_sweep(write(tmp_path, "  {type: grid, parameters: {seed: [1]}}\n", base))
+    )
+    assert point.loaded is not None
+    assert load_config(Task.of(point).config).config == point.loaded.config
 
 
 def test_any_number_of_processes_gives_the_same_bytes(
@@ -124,16 +137,11 @@ def test_failures_stay_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (tmp_path / "out" / "good" / "summary.json").is_file()
 
 
-def test_a_point_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    path = write(tmp_path, "  type: grid\n  timeout_s: 0.1\n  parameters: {seed: [1]}\n")
-    (row,) = run_sweep(path, out=tmp_path / "out").rows
-    assert row["failure"] == "not done after 0.1 s (sweep.timeout_s)"
-
-
-def test_what_failed_runs_again(tmp_path: Path) -> None:
+def test_a_point_that_took_too_long_runs_again(tmp_path: Path) -> None:
     text = "  type: grid\n  timeout_s: 0.1\n  parameters: {seed: [1]}\n"
     path, out = write(tmp_path, text), tmp_path / "out"
-    assert run_sweep(path, out=out).num_failed == 1
+    (row,) = run_sweep(path, out=out).rows
+    assert row["failure"] == "not done after 0.1 s (sweep.timeout_s)"
     write(tmp_path, text.replace("0.1", "60").replace("[1]", "[1, 2]"))  # and one point more
     result = run_sweep(path, out=out, resume=True)
     assert [row["status"] for row in result.rows] == ["completed"] * 2
@@ -151,6 +159,15 @@ def test_a_directory_is_not_mixed_up(grid: Path, finished: Path, tmp_path: Path)
         run_sweep(grid, out=tmp_path / "other", resume=True)
     with pytest.raises(RunDirectoryError, match="cannot write there"):
         run_sweep(grid, out=tmp_path / "other" / "file")
+
+
+def test_real_points_without_torch_are_refused_once(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simserve.sweep.runner.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^<config>: executor\.kind: real needs torch,"):
+        run_sweep(grid, ["executor={kind: real, device: cpu}"], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_real_runs_go_one_after_another(grid: Path, tmp_path: Path) -> None:

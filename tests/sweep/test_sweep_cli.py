@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
-from simserve.cli.main import app
-from simserve.cli.sweep_progress import SweepProgress
+from simserve.cli.main import _end_as_ctrl_c_does, app
+from simserve.cli.sweep import _print_result
+from simserve.cli.sweep_progress import SHOWN, SweepProgress
+from simserve.config.sweep import Sweep
+from simserve.sweep.runner import SweepResult
 from tests.sweep.conftest import BASE
 
 
@@ -43,11 +48,49 @@ def test_a_line_a_point_then_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "1 of 2 points failed" in result.stderr
     assert "TTFT p99" in result.stdout
     assert "summary: runs/mine/summary.csv" in result.stdout
-    path.write_text(path.read_text().replace("[1, 64]", "[8, 64]"))
+    path.write_text(path.read_text().replace("[1, 64]", "[64]"))
     again = invoke(path, "--resume", "--quiet")
     assert again.exit_code == 0
     assert again.output == ""
-    assert len((tmp_path / "runs/mine/summary.csv").read_text().splitlines()) == 3
+    assert len((tmp_path / "runs/mine/summary.csv").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "heads"),
+    [
+        ({"type": "one_at_a_time"}, ["point"]),
+        ({"type": "scenarios", "scenarios": {"base": {"seed": 1}}}, ["scenario", "one", "two"]),
+        ({"type": "grid"}, ["one", "two"]),
+    ],
+)
+def test_the_table_names_points_and_cuts_no_number(
+    section: dict[str, Any],
+    heads: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    sweep: Sweep = TypeAdapter(Sweep).validate_python(
+        section | {"parameters": {"scheduler.one": [1], "kv_cache.two": [2]}}
+    )
+    row = {"point": "base", "scheduler.one": 1, "kv_cache.two": 2, "status": "completed"}
+    row |= dict.fromkeys(SHOWN, 12345.6)
+    named = {**row, "scenario": "base"}
+    rows = {"one_at_a_time": [named, row], "scenarios": [named]}.get(sweep.type, [row])
+    _print_result(SweepResult(tmp_path, rows), sweep)
+    text, _, _ = capsys.readouterr().out.partition("summary: ")
+    assert all(head in text for head in heads)
+    assert ("point" in text) == (heads == ["point"])
+    assert text.count("12,345.6") == 4 * len(rows)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_signal_is_heard_where_ctrl_c_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell ignores Ctrl-C for what it starts in the background."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
+    with pytest.raises(KeyboardInterrupt):
+        _end_as_ctrl_c_does(signal.SIGTERM, None)
 
 
 def test_where_it_is_not_a_sweep(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_trace_says_how_many(tmp_path: Path) -> None:
     assert result.requests_table["group"].to_pylist() == ["a", "a", "a", None]
     assert result.summary_dict["group.num_prompts"] == 1
     both = config({"trace": {"path": str(path)}, "decoding": {"kind": "parallel", "n": 2}})
-    with pytest.raises(TraceError, match="request 'a': n: is 3, but the configuration says"):
+    with pytest.raises(TraceError, match=r"trace.jsonl:1: n: is 3, but workload.decoding"):
         simserve.run(both)
 
 

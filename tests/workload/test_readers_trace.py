@@ -71,6 +71,13 @@ class TestSniff:
         path = trace_file('{"timestamp": 0, "input\n' + HEADS["mooncake"])
         assert sniff(path) == "mooncake"
 
+    def test_rows_that_are_almost_of_our_own_format_are_told_what_they_lack(
+        self, trace_file: TraceFile
+    ) -> None:
+        path = trace_file('{"arrival": 0, "input_len": 5, "output_len": 3}\n')
+        with pytest.raises(TraceError, match=r"output_len; these lack arrival_s and prompt_len$"):
+            sniff(path)
+
     def test_what_is_unknown_is_shown_with_the_known(self, trace_file: TraceFile) -> None:
         path = trace_file("t,prompt_throughput\n1.0,3392.0\n")
         with pytest.raises(
@@ -268,15 +275,15 @@ class TestReading:
 class TestReport:
     def test_low_rates_and_quantised_stamps_are_warned_about(self, trace_file: TraceFile) -> None:
         slow = open_trace(trace_file(native(*range(0, 10_000, 100)))).report
-        assert slow.rate_per_s == pytest.approx(0.01)
-        assert any("mean rate is 0.01 requests/s" in warning for warning in slow.warnings)
+        assert slow.rate_per_s == pytest.approx(100 / 9900)
+        assert any("mean rate is 0.0101 requests/s" in warning for warning in slow.warnings)
         ticks = open_trace(trace_file(native(*(3 * (i // 8) for i in range(80))))).report
         assert ticks.num_ties == 70
         expected = "timestamps are quantised: 10 different ones for 80 requests, at least 3 s apart"
         assert any(warning.startswith(expected) for warning in ticks.warnings)
         fine = open_trace(trace_file(native(0, 1, 2, 2))).report
-        assert [w for w in fine.warnings if "same time" in w] == [
-            "1 requests arrive at the same time as the one before them; they stay in file order"
+        assert [w for w in fine.warnings if "arrival time" in w] == [
+            "1 request with the arrival time of the one before; file order is kept"
         ]
 
     def test_a_clean_trace_has_no_warnings(self, trace_file: TraceFile) -> None:

@@ -12,7 +12,7 @@ from simserve.kv.batch import (
     reorder_batch_to_split_decodes_and_prefills,
 )
 
-__all__ = ["Batch", "build_batch"]
+__all__ = ["EMPTY_BATCH", "Batch", "build_batch"]
 
 Ints = NDArray[np.int64]
 
@@ -38,26 +38,39 @@ class Batch(NamedTuple):
     """Position of the token that each of them predicts, shape [L]."""
 
     @property
-    def uniform_query_len(self) -> int:
-        """New tokens of every request, all of whose logits are wanted; else 0."""
-        num_requests, total = len(self.slots), len(self.logit_rows)
-        if total != self.query_start_loc[-1] or total % num_requests:
+    def num_wanted_each(self) -> int:
+        """Most new tokens of a request, if the logits of all of them are wanted; else 0."""
+        total = len(self.logit_rows)
+        if total != self.query_start_loc[-1]:
             return 0
-        first = total // num_requests
-        return first if first == 1 or bool((self.num_tokens == first).all()) else 0
+        return 1 if total == len(self.slots) else int(self.num_tokens.max())
+
+    def one_by_one(self) -> Batch:
+        """Each token as a request of its own, if the logits of all are wanted.
+
+        What it attends to is the same: the tokens before it are in the cache as well.
+        """
+        positions = self.positions()
+        return self._replace(
+            slots=self.token_slots(),
+            starts=positions,
+            num_tokens=np.ones_like(positions),
+            seq_lens=positions + 1,
+            query_start_loc=np.arange(len(positions) + 1),
+        )
 
     def token_slots(self) -> Ints:
         """Place of each token's request, shape [T]."""
         if self.query_start_loc[-1] == len(self.slots):
             return self.slots
-        return np.repeat(self.slots, self.num_tokens)
+        return self.slots.repeat(self.num_tokens)
 
     def positions(self) -> Ints:
         """Position of each token in its request, shape [T]."""
         if self.query_start_loc[-1] == len(self.slots):
             return self.starts
         shift = self.starts - self.query_start_loc[:-1]
-        return np.repeat(shift, self.num_tokens) + np.arange(self.query_start_loc[-1])
+        return shift.repeat(self.num_tokens) + np.arange(self.query_start_loc[-1])
 
 
 def build_batch(
@@ -89,19 +102,19 @@ def build_batch(
     slot, start, count, logits = columns
     query_start_loc = compute_query_start_loc(count)
     ends = start + count
+    # Of each request the last ones: so far from its end, and those of the requests before it.
+    of_request = np.arange(len(slot)).repeat(logits)
+    from_end = np.arange(len(of_request)) - logits.cumsum()[of_request]
     return Batch(
         slots=slot,
         starts=start,
         num_tokens=count,
         seq_lens=ends,
         query_start_loc=query_start_loc,
-        logit_rows=_last(query_start_loc[1:], logits),
-        logit_slots=np.repeat(slot, logits),
-        logit_ends=_last(ends, logits) + 1,
+        logit_rows=query_start_loc[1:][of_request] + from_end,
+        logit_slots=slot[of_request],
+        logit_ends=ends[of_request] + from_end + 1,
     )
 
 
-def _last(ends: Ints, counts: Ints) -> Ints:
-    """The last `counts[i]` whole numbers below each `ends[i]`, one after the other."""
-    first = np.repeat(ends - np.cumsum(counts), counts)
-    return first + np.arange(len(first))
+EMPTY_BATCH = build_batch([], [], [], [])

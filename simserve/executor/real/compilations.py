@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = ["Compilations"]
 
 
 class Compilations:
-    """How many variants have come up so far, if Triton is there and tells."""
+    """How many variants have come up so far, if Triton is there and tells.
+
+    Triton takes one hook: all who count share it.
+    """
+
+    count: ClassVar[int] = 0
 
     def __init__(self) -> None:
-        self.count = 0
         try:
             from triton import knobs
         except ImportError:  # no triton, or one from before it had this hook
             return
-        knobs.runtime.jit_post_compile_hook = self._compiled
+        knobs.runtime.jit_post_compile_hook = Compilations._compiled
 
-    def _compiled(self, **facts: Any) -> None:
-        self.count += 1
+    @classmethod
+    def _compiled(cls, **facts: Any) -> None:
+        cls.count += 1

@@ -14,6 +14,7 @@ from simserve.executor.real.machine import Machine
 from simserve.executor.real.outcomes import Outcome, Outcomes
 from simserve.executor.real.pace import Pace, TimedScheduler
 from simserve.executor.real.rule_rows import Ruled
+from simserve.executor.real.runner import StepTimes
 from simserve.executor.real.speculation import Speculation
 from simserve.executor.real.tokens import TokenIds
 from simserve.executor.simulated import Drafter
@@ -127,8 +128,9 @@ class RealExecutor:
             if self._speculation is not None:
                 emitted = [counts.get(request_id, 0) for request_id in plan.request_ids]
                 began = perf_counter()
-                drafts = self._speculation.draft(plan, emitted, self)
-                parts["draft_s"] = measured.draft_s + perf_counter() - began
+                drafted = self._speculation.draft(plan, emitted, self)
+                drafts = drafted.tokens
+                _add_passes(parts, facts, drafted.passes, perf_counter() - began)
         end_s = self._pace.end(start_s, sum(parts.values()))
         if self._shadow is not None:
             facts["shadow_s"] = self._shadow.price(run).durations_s[0]
@@ -156,6 +158,10 @@ class RealExecutor:
                 come_in = zip(admitted, known, strict=True)
                 self._sampler.admit(
                     {rows.of[name]: self._ruled(name, ids) for name, ids in come_in}
+                )
+            if self._outputs is not None:
+                self._outputs.admit(
+                    {rows.of[name]: self._asked[name].logprobs for name in admitted}
                 )
         if len(new_blocks) > len(admitted):
             rows.append_blocks({n: one[0] for n, one in new_blocks.items() if n not in kinds})
@@ -249,13 +255,11 @@ class RealExecutor:
 
     def _batch(self, plan: StepPlan) -> Batch | None:
         """The rows that are run, as arrays; None if there are none."""
-        num_logits: list[int] = [*plan.samples]
-        for request_id, drafts in plan.draft_tokens.items():
-            row = plan.request_ids.index(request_id)
-            num_logits[row] *= 1 + len(drafts)
-        of = self.rows.of
+        of, ids, num_logits = self.rows.of, plan.request_ids, [int(one) for one in plan.samples]
+        if plan.draft_tokens:
+            drafts = [len(plan.draft_tokens.get(request_id, ())) for request_id in ids]
+            num_logits = [one * (1 + more) for one, more in zip(num_logits, drafts, strict=True)]
         columns = [plan.starts, plan.num_tokens, num_logits]
-        ids = plan.request_ids
         if Kind.GHOST in plan.kinds.values():
             real = [i for i, name in enumerate(ids) if plan.kinds.get(name) is not Kind.GHOST]
             ids = [ids[i] for i in real]
@@ -270,3 +274,16 @@ class RealExecutor:
             num_logits,
             decodes_first=self._path.decode_threshold if self._path.reorders else 0,
         )
+
+
+def _add_passes(
+    parts: dict[str, float], facts: dict[str, float], passes: StepTimes | None, draft_s: float
+) -> None:
+    """Add what drafting took, `draft_s` in all; what a draft model's passes take of the host goes
+    to its parts, as with the model's own."""
+    parts["draft_s"] = draft_s
+    if passes is not None:
+        parts["draft_s"] -= passes.prepare_s + passes.sync_s
+        parts["prepare_s"] += passes.prepare_s
+        parts["sync_s"] += passes.sync_s
+        facts["first_shape"] = max(facts["first_shape"], float(passes.first_shape))

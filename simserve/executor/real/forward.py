@@ -82,4 +82,4 @@ class Forward:
         if self.outputs is not None:
             place = (inputs.logit_request_rows, inputs.logit_ends)
             self.rows.ids.index_put_(place, chosen.to(self.rows.ids.dtype))
-            self.outputs.store(chosen, logits)
+            self.outputs.store(chosen, logits, inputs.logit_request_rows)

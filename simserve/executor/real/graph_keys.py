@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import NamedTuple
 
 from simserve.executor.real.attention import AttentionPath
 from simserve.executor.real.batch import Batch
+from simserve.executor.real.step_inputs import StepShape
 
-__all__ = ["GraphKey", "GraphKeys", "graph_sizes", "mixed_graph_sizes"]
+__all__ = ["GraphKeys", "graph_sizes", "mixed_graph_sizes"]
 
 MAX_GRAPH_ROWS = 512
 MAX_MIXED_TOKENS = 1024
 """From so many tokens on the kernels of a step take longer than their launches one by one."""
 SHORT_CONTEXT = 4096
 """Up to here prefills are computed in other tiles."""
+MAX_SPLIT_TOKENS = 32
+"""Up to so many tokens of decodes with drafts, each splits its keys among programs of its own. On
+an H200, 8 requests of 4 tokens and 8 K/V heads take as long either way; fewer are faster split."""
 WARM_BOUNDS = (512, 1024, 2048, 4096, 8192)
 """Longest contexts that graphs are captured for beforehand, where these depend on them."""
-
-
-class GraphKey(NamedTuple):
-    """What a graph is captured for: at most so many requests, tokens, and tokens of a context."""
-
-    num_rows: int
-    num_tokens: int
-    query_len: int
-    """New tokens of every request; 0: of any number."""
-    max_seq_len: int
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -54,11 +47,14 @@ def mixed_graph_sizes(max_num_batched_tokens: int) -> list[int]:
 
 
 class GraphKeys:
-    """Rounds batches up to what graphs are captured for.
+    """Rounds batches up to the shapes that graphs are captured for.
 
-    Batches in which all requests have equally many tokens, one or one and their drafts, have graphs
-    by the number of requests. Others, up to some size, have graphs by the number of tokens, for the
-    largest number of requests: what is not there costs them nothing but a look.
+    Batches of decodes have graphs by the number of requests; those in which some verify drafts, by
+    the number of tokens, whichever request they belong to. Others have them up to some number of
+    tokens. Where tokens are counted, a graph is for as many requests as there may be: what is not
+    there costs nothing but a look. A few decodes with drafts take the graph of as many decodes as
+    they have tokens: a program a request would leave most of a GPU idle, and what each token reads
+    again is found in its L2 cache.
 
     The decode kernel `auto` takes any length. Others size their scratch by the longest context and
     choose by it: they have a graph for each power of two of it, beyond 8192 tokens captured when
@@ -80,45 +76,52 @@ class GraphKeys:
         self._longest = longest
         self._path = path
 
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the largest graph of decodes."""
-        return self.sizes[-1] * self._path.decode_threshold
-
-    @property
-    def most_mixed_tokens(self) -> int:
-        """Tokens, or requests, of the largest graph of other batches."""
-        return max([self.sizes[-1], *self.mixed_sizes])
-
-    def of(self, batch: Batch) -> GraphKey | None:
-        """The graph that serves a batch; None if none does."""
-        num_rows, query_len = len(batch.slots), batch.uniform_query_len
-        if num_rows > self.sizes[-1]:
+    def of(self, batch: Batch) -> StepShape | None:
+        """What the graph that serves a batch is captured for; None if none does."""
+        query_len, num_tokens = batch.num_wanted_each, int(batch.query_start_loc[-1])
+        if len(batch.slots) > self.sizes[-1]:
             return None
         longest = int(batch.seq_lens.max())
         if not 1 <= query_len <= self._path.decode_threshold:
-            return self._mixed(int(batch.query_start_loc[-1]), len(batch.logit_rows), longest)
-        size = self.sizes[bisect.bisect_left(self.sizes, num_rows)]
-        return GraphKey(size, size * query_len, query_len, self._bound(query_len, longest))
+            return self._mixed(num_tokens, len(batch.logit_rows), longest)
+        most = 1 if query_len == 1 else self._path.decode_threshold
+        size = self.sizes[bisect.bisect_left(self.sizes, -(-num_tokens // most))]
+        return self._of_decodes(size, most, self._bound(most, longest))
 
-    def beforehand(self) -> Iterator[GraphKey]:
-        """All sizes for decodes, for decodes with all drafts, and for others; the largest first."""
-        for tokens in sorted({1, self._path.decode_threshold}):
-            bounds = {self._bound(tokens, length) for length in WARM_BOUNDS}
+    def beforehand(self) -> Iterable[StepShape]:
+        """All sizes for decodes, for decodes with drafts, and for others; the largest first."""
+        return dict.fromkeys(self._beforehand())
+
+    def _beforehand(self) -> Iterator[StepShape]:
+        for most in sorted({1, self._path.decode_threshold}):
+            bounds = {self._bound(most, length) for length in WARM_BOUNDS}
             for size, bound in product(reversed(self.sizes), sorted(bounds, reverse=True)):
-                yield GraphKey(size, size * tokens, tokens, bound)
+                yield self._of_decodes(size, most, bound)
         lengths = sorted({min(SHORT_CONTEXT, self._longest), self._longest}, reverse=True)
         for size, length in product(reversed(self.mixed_sizes), lengths):
-            yield GraphKey(self.sizes[-1], size, 0, length)
+            yield self._of_others(size, length)
 
-    def _mixed(self, num_tokens: int, num_logits: int, longest: int) -> GraphKey | None:
-        """The graph for requests with any numbers of tokens."""
+    def _of_decodes(self, size: int, most: int, length: int) -> StepShape:
+        """For requests of at most `most` tokens, `size` times as many in all."""
+        num_tokens = size * most
+        if most == 1 or (num_tokens <= MAX_SPLIT_TOKENS and not self._path.sizes_by_length):
+            return StepShape(num_tokens, num_tokens, None, num_tokens, 1, length)
+        num_rows = min(num_tokens, self.sizes[-1])
+        return StepShape(num_rows, num_tokens, None, 0, most, length)
+
+    def _of_others(self, num_tokens: int, length: int) -> StepShape:
+        num_rows = min(num_tokens, self.sizes[-1])
+        num_logits = min(num_tokens, num_rows * self._path.decode_threshold)
+        return StepShape(num_rows, num_tokens, num_logits, 0, num_tokens, length)
+
+    def _mixed(self, num_tokens: int, num_logits: int, longest: int) -> StepShape | None:
+        """For requests with any numbers of tokens."""
         at = bisect.bisect_left(self.mixed_sizes, num_tokens)
-        if at == len(self.mixed_sizes) or num_logits > self.sizes[-1]:
+        most_logits = self.sizes[-1] * self._path.decode_threshold
+        if at == len(self.mixed_sizes) or num_logits > most_logits:
             return None
         short = min(SHORT_CONTEXT, self._longest)
-        length = short if longest <= short else self._longest
-        return GraphKey(self.sizes[-1], self.mixed_sizes[at], 0, length)
+        return self._of_others(self.mixed_sizes[at], short if longest <= short else self._longest)
 
     def _bound(self, query_len: int, max_seq_len: int) -> int:
         """The longest context that a graph is captured for."""

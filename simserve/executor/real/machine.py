@@ -14,6 +14,7 @@ from simserve.errors import ConfigError, Problem
 from simserve.executor.real.attention import AttentionPath, PagedAttention, WithoutRope
 from simserve.executor.real.choices import SamplingChoice, SamplingChoices
 from simserve.executor.real.decoder_shape import DecoderShape
+from simserve.executor.real.draft_model import DraftModel, DraftSource
 from simserve.executor.real.forward import Forward
 from simserve.executor.real.graph_keys import GraphKeys
 from simserve.executor.real.graphs import StepGraphs
@@ -53,6 +54,8 @@ class MachineOptions:
     max_num_batched_tokens: int
     max_model_len: int
     weights: str | Path = "random"
+    draft: DraftSource | None = None
+    """A model that proposes drafts, with random weights of the same seed."""
     seed: int = 0
     breakdown: bool = False
     sampling: tuple[SamplingChoice, ...] = ()
@@ -65,7 +68,7 @@ class MachineOptions:
 
 
 class Machine:
-    """Loads the model, sizes and allocates its KV cache, and compiles and captures beforehand.
+    """Loads the models, sizes and allocates their KV caches, compiles and captures beforehand.
 
     Raises:
         ConfigError: there is no such device, or a dtype that it does not compute in.
@@ -81,20 +84,15 @@ class Machine:
         self.vocab_size = shape.model.vocab_size
         self.eos_token_ids = shape.eos_token_ids
         self._device = device = _device(options.device)
-        dtype = torch_dtype(options.dtype)
-        self._kv_dtype = kv_dtype(options.kv_dtype, dtype)
+        self._kv_dtype = kv_dtype(options.kv_dtype, torch_dtype(options.dtype))
         on_gpu = device.type == "cuda"
         if on_gpu:
-            _check_kernels(shape.model, options.block_size)
+            for one in (shape, *([options.draft.shape] if options.draft else [])):
+                _check_kernels(one.model, options.block_size)
             torch.cuda.reset_peak_memory_stats(device)
-        decoder = load_decoder(
-            shape,
-            weights=options.weights,
-            seed=options.seed,
-            dtype=dtype,
-            device=device,
-            max_position=options.max_model_len + options.path.decode_threshold,
-        )
+        self._kernels = kernels or (triton_kernels() if on_gpu else reference_kernels())
+        self.decoder = self._load(shape, options.weights)
+        draft_decoder = self._load_draft(options.draft) if options.draft else None
         self.rows = RequestRows(
             options.max_num_seqs, options.max_model_len, options.block_size, Staging(device)
         )
@@ -114,15 +112,12 @@ class Machine:
             )
         )
         """The chosen tokens of the last step; None: the trace dictates them."""
-        self._kernels = kernels or (triton_kernels() if on_gpu else reference_kernels())
-        if self._kernels.rope_kv_write is not None:
-            decoder.ops = WithoutRope(decoder.ops)
-        self.decoder = decoder
-        self.num_gpu_blocks = self._num_blocks(decoder)
-        self.forward = step = self._step(decoder, self.num_gpu_blocks)
+        self.num_gpu_blocks = self._num_blocks(draft_decoder)
+        self.forward = step = self._step(self.num_gpu_blocks)
         self.caches = step.attention.caches
         """K and V of each layer."""
-        self.runner = self._warm_runner(step)
+        self.runner = self._warm_runner(step, _limits(options))
+        self.draft = self._draft_model(draft_decoder) if draft_decoder else None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -157,7 +152,30 @@ class Machine:
             }
         return facts
 
-    def _num_blocks(self, decoder: Decoder) -> int:
+    def _load(self, shape: DecoderShape, weights: str | Path) -> Decoder:
+        options = self._options
+        decoder = load_decoder(
+            shape,
+            weights=weights,
+            seed=options.seed,
+            dtype=torch_dtype(options.dtype),
+            device=self._device,
+            max_position=options.max_model_len + self.path.decode_threshold,
+        )
+        if self._kernels.rope_kv_write is not None:
+            decoder.ops = WithoutRope(decoder.ops)
+        return decoder
+
+    def _load_draft(self, draft: DraftSource) -> Decoder:
+        """As `_load`; what is wrong with a folder of weights stands at another key."""
+        try:
+            return self._load(*draft)
+        except ConfigError as error:
+            key = "executor.draft_weights"
+            problems = [replace(one, path=one.path or key) for one in error.problems]
+            raise ConfigError(problems) from None
+
+    def _num_blocks(self, draft: Decoder | None) -> int:
         """The pool's size: as given, or what is left when a step of the largest size has run."""
         options = self._options
         if options.num_gpu_blocks is not None:
@@ -165,42 +183,64 @@ class Machine:
         if self._device.type != "cuda":
             message = "must be given with executor.device cpu: there is no GPU memory to divide"
             raise ConfigError([Problem(path="kv_cache.num_gpu_blocks", message=message)])
+        steps = [(self._step(num_blocks=1), _limits(options))]
+        if draft is not None:
+            steps.append((self._draft_step(draft, num_blocks=1), _draft_limits(options)))
         with self.rows.in_block_0():
-            runner = ModelRunner(self._step(decoder, num_blocks=1), None, breakdown=False)
-            runner.run(largest_batch(_limits(options)))
-        model = decoder.shape.model
-        block_bytes = bytes_per_block(model, options.block_size, self._kv_dtype)
+            for step, limits in steps:
+                ModelRunner(step, None, breakdown=False).run(largest_batch(limits))
+        block_bytes = sum(
+            bytes_per_block(step.decoder.shape.model, options.block_size, self._kv_dtype)
+            for step, _ in steps
+        )
+        del steps, step
         use = measure(self._device)
         return blocks_that_fit(use, block_bytes, options.gpu_memory_utilization)
 
-    def _step(self, decoder: Decoder, num_blocks: int) -> Forward:
-        options, model = self._options, decoder.shape.model
+    def _step(self, num_blocks: int) -> Forward:
+        attention = self._attention(self.decoder, self.path, num_blocks)
+        return Forward(self.decoder, attention, self.rows, self.outputs, self.sampler)
+
+    def _draft_step(self, decoder: Decoder, num_blocks: int) -> Forward:
+        """The likeliest token of each request; attention is one call, however many tokens."""
+        path = self.path._replace(mixed="varlen", num_draft_tokens=0)
+        most, k = self._options.max_num_seqs, self.path.num_draft_tokens
+        outputs = StepOutputs(most, None, self._device, num_passes=k)
+        attention = self._attention(decoder, path, num_blocks)
+        return Forward(decoder, attention, self.rows, outputs)
+
+    def _attention(self, decoder: Decoder, path: AttentionPath, num_blocks: int) -> PagedAttention:
+        model, block_size = decoder.shape.model, self._options.block_size
         caches = allocate_caches(
-            model, num_blocks, options.block_size, self.path.kv_layout, self._kv_dtype, self._device
+            model, num_blocks, block_size, path.kv_layout, self._kv_dtype, self._device
         )
         table = decoder.table if self._kernels.rope_kv_write is not None else None
-        attention = PagedAttention(caches, self.path, self._kernels, model.sliding_window, table)
-        return Forward(decoder, attention, self.rows, self.outputs, self.sampler)
+        return PagedAttention(caches, path, self._kernels, model.sliding_window, table)
 
-    def _warm_runner(self, step: Forward) -> ModelRunner:
-        options = self._options
+    def _draft_model(self, decoder: Decoder) -> DraftModel:
+        step = self._draft_step(decoder, self.num_gpu_blocks)
+        return DraftModel(step, self._warm_runner(step, _draft_limits(self._options)))
+
+    def _warm_runner(self, step: Forward, limits: Limits) -> ModelRunner:
+        breakdown = self._options.breakdown and step is self.forward
         if self._device.type != "cuda":
-            return ModelRunner(step, None, options.breakdown)
+            return ModelRunner(step, None, breakdown)
+        path = step.attention.path
         keys = GraphKeys(
-            options.max_num_seqs, options.max_num_batched_tokens, self.rows.longest, self.path
+            limits.max_num_seqs, limits.max_num_batched_tokens, self.rows.longest, path
         )
-        graphs = StepGraphs(step, keys, options.breakdown)
+        graphs = StepGraphs(step, keys, breakdown)
         # Without graphs: batches of the same kinds, but larger ones, are launched one by one.
         eager = ModelRunner(step, None, breakdown=False)
         with self.rows.in_block_0():
-            for batch in warm_up_batches(_limits(options), self.path):
+            for batch in warm_up_batches(limits, path):
                 eager.run(batch)
         graphs.warm_up()
-        return ModelRunner(step, graphs, options.breakdown)
+        return ModelRunner(step, graphs, breakdown)
 
     def close(self) -> None:
         """Give the device's memory back; nothing can be run afterwards."""
-        del self.runner, self.forward, self.caches, self.decoder, self.rows
+        del self.runner, self.forward, self.caches, self.decoder, self.draft, self.rows
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -208,6 +248,14 @@ class Machine:
 
 def _limits(options: MachineOptions) -> Limits:
     return Limits(options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len)
+
+
+def _draft_limits(options: MachineOptions) -> Limits:
+    """A draft model's step has a token more of each request that is to get drafts."""
+    limits = _limits(options)
+    return limits._replace(
+        max_num_batched_tokens=limits.max_num_batched_tokens + limits.max_num_seqs
+    )
 
 
 def _possible(options: MachineOptions) -> list[RequestSampling]:

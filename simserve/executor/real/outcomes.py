@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simserve_kernels.sampling_logprobs import TokenLogprobs, logprobs_of
+from simserve_kernels import sampling_reference
+from simserve_kernels.sampling_settings import TokenLogprobs
 
 __all__ = ["ChosenTokens", "Outcome", "Outcomes", "StepOutputs"]
 
@@ -35,43 +36,74 @@ class ChosenTokens:
 
 
 class StepOutputs:
-    """Takes the chosen tokens of a step to the host, in one copy that nobody waits for.
+    """Takes the chosen tokens of a step to the host, in copies that nobody waits for.
 
     Args:
-        most: rows of logits of a step, at most.
+        most: rows of logits of a step, at most; there are not more requests.
         num_logprobs: of how many of the likeliest tokens log-probabilities are taken, beside that
             of the chosen one; None: no log-probabilities.
         device: where they are chosen.
+        num_passes: how often tokens are sent in a step, at most.
     """
 
-    def __init__(self, most: int, num_logprobs: int | None, device: torch.device) -> None:
+    def __init__(
+        self, most: int, num_logprobs: int | None, device: torch.device, num_passes: int = 1
+    ) -> None:
         width = 1 if num_logprobs is None else 2 * (2 + num_logprobs)
         self.num_logprobs = num_logprobs
         self._memory = torch.zeros((most, width), dtype=torch.int32, device=device)
+        self._wanted = torch.full((most + 1,), -1, dtype=torch.int32, device=device)
+        """By row of requests, the one that pads included; -1: no log-probabilities."""
         on_gpu = device.type == "cuda"
-        self._host = torch.zeros_like(self._memory, device="cpu", pin_memory=on_gpu)
+        size = (num_passes * most, width)
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu)
         self._count = 0
 
-    def store(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        """Keep the tokens `[L]` chosen from raw logits `[L, vocab_size]`. A graph may capture it.
+    def admit(self, wanted: Mapping[int, int | None]) -> None:
+        """Requests have been given these rows, and want so many log-probabilities a token."""
+        if wanted and self.num_logprobs is not None:
+            numbers = [-1 if one is None else one for one in wanted.values()]
+            place = torch.tensor(list(wanted), device=self._wanted.device)
+            self._wanted[place] = torch.tensor(numbers, dtype=torch.int32).to(place.device)
 
-        Log-probabilities are those of the raw logits: before masks, penalties and temperature.
+    def store(self, tokens: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor) -> None:
+        """Keep the tokens chosen from raw logits, and what requests want beside them.
+
+        Log-probabilities are those of the raw logits: before masks, penalties and temperature. A
+        graph may capture it.
+
+        Args:
+            tokens: int64 `[L]`.
+            logits: `[L, vocab_size]`.
+            rows: of their requests, int64 `[L]`.
         """
         memory = self._memory[: len(tokens)]
         memory[:, 0] = tokens
-        if self.num_logprobs is not None:
-            self._store(memory, logprobs_of(logits, tokens, self.num_logprobs))
+        if self.num_logprobs is None:
+            return
+        behind_ids = 3 + self.num_logprobs
+        out = TokenLogprobs(
+            ids=memory[:, 2:behind_ids],
+            logprobs=memory[:, behind_ids:].view(torch.float32),
+            ranks=memory[:, 1],
+        )
+        if logits.device.type != "cuda":
+            store_logprobs = sampling_reference.store_logprobs
+        else:
+            from simserve_kernels.sampling_logprobs import store_logprobs
+        store_logprobs(out, logits, tokens, self._wanted.index_select(0, rows))
 
-    def _store(self, memory: torch.Tensor, found: TokenLogprobs) -> None:
-        n = found.ids.shape[1]
-        memory[:, 1] = found.ranks
-        memory[:, 2 : 2 + n] = found.ids
-        memory[:, 2 + n :] = found.logprobs.view(torch.int32)
+    def restart(self) -> None:
+        """Begin a step."""
+        self._count = 0
 
     def send(self, count: int) -> None:
-        """Start to copy the first `count` rows; they have arrived when the device is done."""
-        self._host[:count].copy_(self._memory[:count], non_blocking=True)
-        self._count = count
+        """Start to copy the first `count` rows, behind those that were sent in this step.
+
+        They have arrived when the device is done.
+        """
+        first, self._count = self._count, self._count + count
+        self._host[first : self._count].copy_(self._memory[:count], non_blocking=True)
 
     def arrived(self) -> ChosenTokens:
         """What was sent. It changes with the next step."""

@@ -1,7 +1,8 @@
 """Token ids and block tables of the running requests, kept on the device from step to step.
 
 A request has one row from its admission until it ends or is preempted. Only what a plan adds is
-sent: whole rows for requests that come in, single blocks for those that run.
+sent: whole rows for requests that come in, single blocks for those that run; all that a step adds
+goes in one copy.
 """
 
 from __future__ import annotations
@@ -39,11 +40,20 @@ class RequestRows:
         self.spare_position = max_model_len + 1
         """Beyond every token of a request, the one that nobody asked for included: what is
         written there is lost."""
-        shape = (num_rows + 1, max_model_len + 2)
-        self.ids = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.tables: torch.Tensor = torch.full(
-            (num_rows + 1, num_blocks), -1, dtype=torch.int32, device=device
-        )
+        sizes = (num_rows + 1) * (max_model_len + 2), (num_rows + 1) * num_blocks
+        self._memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        ids, tables = self._memory.split(sizes)
+        self.ids = ids.view(num_rows + 1, -1)
+        self.tables = tables.view(num_rows + 1, -1).fill_(-1)
+        self._sent = np.zeros(sum(sizes), dtype=np.int32)
+        """What has been written to the memory from here."""
+        self._first_entry, self._num_columns = sizes[0], num_blocks
+        self._sent_tables = self._sent[sizes[0] :].reshape(num_rows + 1, -1)
+        self._runs: list[tuple[int, NDArray[np.int32]]] = []
+        """What is to be sent, each from a place of the memory on."""
+        self._places: list[int] = []
+        self._blocks: list[int] = []
+        """Single blocks that are to be sent, and their places."""
         self.staging = staging
         self.of: dict[str, int] = {}
         """Row by request id."""
@@ -59,6 +69,7 @@ class RequestRows:
         """All requests are gone."""
         for request_id in list(self.of):
             self.release(request_id)
+        self._runs, self._places, self._blocks = [], [], []
 
     @contextmanager
     def in_block_0(self) -> Iterator[None]:
@@ -80,8 +91,7 @@ class RequestRows:
         Raises:
             SimserveError: more requests run than there are rows.
         """
-        rows = []
-        for request_id, blocks in tables.items():
+        for (request_id, blocks), own in zip(tables.items(), ids, strict=True):
             if not self._free:
                 raise SimserveError(
                     f"the plan runs more than scheduler.max_num_seqs = {self.spare_row} requests: "
@@ -90,43 +100,57 @@ class RequestRows:
             row = self.of[request_id] = self._free.pop()
             self.names[row] = request_id
             self._num_blocks[row] = len(blocks)
-            rows.append(row)
-        firsts = [0] * len(rows)
-        self._scatter(self.ids, rows, firsts, [one[: self.spare_position] for one in ids])
-        self._scatter(self.tables, rows, firsts, list(tables.values()))
+            self._runs.append((row * self.ids.shape[1], own[: self.spare_position]))
+            self._runs.append((self._entry(row, 0), np.array(blocks, dtype=np.int32)))
+
+    def num_slots(self, request_id: str) -> int:
+        """Tokens that the request's blocks hold."""
+        return self._num_blocks[self.of[request_id]] * self.block_size
 
     def append_blocks(self, added: Mapping[str, Sequence[int]]) -> None:
         """Put new blocks behind those that the requests have."""
-        rows = [self.of[request_id] for request_id in added]
-        firsts = [self._num_blocks[row] for row in rows]
-        for row, blocks in zip(rows, added.values(), strict=True):
+        for request_id, blocks in added.items():
+            row = self.of[request_id]
+            first = self._entry(row, self._num_blocks[row])
             self._num_blocks[row] += len(blocks)
-        self._scatter(self.tables, rows, firsts, list(added.values()))
+            self._places.extend(range(first, first + len(blocks)))
+            self._blocks.extend(blocks)
 
     def write(self, ids: Mapping[str, tuple[int, Sequence[int]]]) -> None:
         """Put token ids into the requests' rows, each from a position on."""
-        rows = [self.of[request_id] for request_id in ids]
-        firsts, values = zip(*ids.values(), strict=True)
-        self._scatter(self.ids, rows, firsts, values)
+        for request_id, (first, values) in ids.items():
+            place = self.of[request_id] * self.ids.shape[1] + first
+            self._runs.append((place, np.array(values, dtype=np.int32)))
 
-    def slots(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Cache slot of each token, shape as `rows`; negative in the spare row."""
-        blocks = self.tables[rows, positions // self.block_size]
-        return blocks.long() * self.block_size + positions % self.block_size
+    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Cache slot of each token of rows that hold a request and have been sent."""
+        columns = positions // self.block_size
+        blocks: NDArray[np.int64] = self._sent_tables[rows, columns].astype(np.int64)
+        return (blocks - columns) * self.block_size + positions
 
-    def _scatter(
-        self,
-        target: torch.Tensor,
-        rows: Sequence[int],
-        columns: Sequence[int],
-        values: Sequence[Sequence[int] | NDArray[np.int32]],
-    ) -> None:
-        """target[rows[i], columns[i] + j] = values[i][j], in one copy and one launch."""
-        counts = [len(one) for one in values]
-        total = sum(counts)
-        if not total:
+    def send(self) -> None:
+        """Send what has changed, in one copy and one launch."""
+        if not self._runs and not self._places:
             return
-        firsts = np.array(rows, dtype=np.int64) * target.shape[1] + np.array(columns)
-        places = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(total)
-        index, flat = self.staging.send(places, np.concatenate(values))
-        target.view(-1).index_put_((index,), flat.to(target.dtype))
+        places, values = self._changes()
+        self._sent[places] = values
+        total = len(places)
+        piece = self.staging.take(total + total // 2 + 1)
+        on_host = piece.numpy()
+        on_host[:total] = places
+        on_host[total:].view(np.int32)[:total] = values
+        piece = self.staging.send(piece)
+        self._memory.scatter_(0, piece[:total], piece[total:].view(torch.int32)[:total])
+
+    def _entry(self, row: int, column: int) -> int:
+        """The place of an entry of a block table."""
+        return self._first_entry + row * self._num_columns + column
+
+    def _changes(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Places of the memory that change, and their values."""
+        places = [np.arange(first, first + len(values)) for first, values in self._runs]
+        values = [values for _, values in self._runs]
+        places.append(np.array(self._places, dtype=np.int64))
+        values.append(np.array(self._blocks, dtype=np.int32))
+        self._runs, self._places, self._blocks = [], [], []
+        return np.concatenate(places), np.concatenate(values)

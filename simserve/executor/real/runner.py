@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import perf_counter
 from typing import NamedTuple
 
 import torch
 
 from simserve.errors import CapacityError
-from simserve.executor.real.attention import BatchOnDevice
+from simserve.executor.real.attention import AttentionPath, BatchOnDevice
 from simserve.executor.real.batch import Batch
 from simserve.executor.real.compilations import Compilations
 from simserve.executor.real.forward import Forward, TokenInputs
-from simserve.executor.real.graph_keys import GraphKey
 from simserve.executor.real.graphs import StepGraphs
 from simserve.executor.real.marks import LayerMarks, Marks
+from simserve.executor.real.step_inputs import StepInputs, StepShape
 from simserve.kv.batch import split_decodes_and_prefills
 
 __all__ = ["ModelRunner", "StepTimes"]
@@ -35,8 +36,15 @@ class StepTimes(NamedTuple):
     """Whether something was compiled or captured, for which the other times are too long."""
     forward_parts: dict[str, float]
     """Seconds of the forward pass by part, if it is broken down."""
-    draft_s: float = 0.0
-    """A draft model's passes, on the device's clock."""
+
+
+class _Launched(NamedTuple):
+    """A batch that is under way."""
+
+    prepared: float
+    """When its inputs were."""
+    is_new: bool
+    """Whether its graph was captured for it."""
 
 
 class ModelRunner:
@@ -51,7 +59,6 @@ class ModelRunner:
     def __init__(self, step: Forward, graphs: StepGraphs | None, breakdown: bool) -> None:
         self.device = step.rows.ids.device
         self._step = step
-        self._staging = step.rows.staging
         self._graphs = graphs
         self._marks = Marks(self.device)
         self._eager_marks = LayerMarks(self.device) if breakdown else None
@@ -64,8 +71,53 @@ class ModelRunner:
         Raises:
             CapacityError: it takes more memory than the GPU has left.
         """
+        return self.run_in_turn([batch])
+
+    def run_in_turn(self, batches: Iterable[Batch]) -> StepTimes:
+        """Run batches one behind the other, and wait for the end of the last one alone.
+
+        What is prepared while the device is busy is no time of its own.
+
+        Raises:
+            CapacityError: as `run`.
+        """
+        began, compiled = perf_counter(), self._compilations.count
+        self._step.rows.send()
+        self._marks.restart()
+        if self._step.outputs is not None:
+            self._step.outputs.restart()
+        launched = [self._launch(batch) for batch in batches]
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        ended = perf_counter()
+        self._step.rows.staging.restart()
+        times, marks, prepared = self._marks.seconds(), self._layer_marks, launched[0].prepared
+        forward_s, sample_s = sum(times[0::3]), sum(times[1::3])
+        return StepTimes(
+            prepare_s=prepared - began,
+            forward_s=forward_s,
+            sample_s=sample_s,
+            sync_s=ended - prepared - forward_s - sample_s,
+            first_shape=self._compilations.count > compiled or any(one.is_new for one in launched),
+            forward_parts=marks.parts(forward_s) if marks is not None else {},
+        )
+
+    def _launch(self, batch: Batch) -> _Launched:
+        graphs = self._graphs
+        key = graphs.keys.of(batch) if graphs is not None else None
         try:
-            return self._run(batch)
+            if graphs is None or key is None:
+                inputs, on_device = self._send(batch)
+                prepared = perf_counter()
+                self._compute(inputs, on_device, len(batch.logit_rows))
+                return _Launched(prepared, is_new=False)
+            is_new = key not in graphs
+            if is_new:
+                graphs.capture(key)
+            graphs.fill(batch, key)
+            prepared = perf_counter()
+            self._replay(graphs, key, len(batch.logit_rows))
+            return _Launched(prepared, is_new)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"{self.device} ran out of memory in a step of {len(batch.slots)} requests and "
@@ -73,39 +125,7 @@ class ModelRunner:
                 "num_gpu_blocks) or scheduler.max_num_batched_tokens, or end what else uses it"
             ) from error
 
-    def _run(self, batch: Batch) -> StepTimes:
-        began, compiled = perf_counter(), self._compilations.count
-        graphs = self._graphs
-        key = graphs.keys.of(batch) if graphs is not None else None
-        is_new = False
-        self._marks.restart()
-        if graphs is not None and key is not None:
-            is_new = key not in graphs
-            if is_new:
-                graphs.capture(key)
-            graphs.fill(batch, key)
-            prepared = perf_counter()
-            self._replay(graphs, key, len(batch.logit_rows))
-        else:
-            inputs, on_device = self._send(batch)
-            prepared = perf_counter()
-            self._compute(inputs, on_device, len(batch.logit_rows))
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        ended = perf_counter()
-        self._staging.restart()
-        forward_s, sample_s = self._marks.seconds()
-        marks = self._layer_marks
-        return StepTimes(
-            prepare_s=prepared - began,
-            forward_s=forward_s,
-            sample_s=sample_s,
-            sync_s=ended - prepared - forward_s - sample_s,
-            first_shape=is_new or self._compilations.count > compiled,
-            forward_parts=marks.parts(forward_s) if marks is not None else {},
-        )
-
-    def _replay(self, graphs: StepGraphs, key: GraphKey, num_logits: int) -> None:
+    def _replay(self, graphs: StepGraphs, key: StepShape, num_logits: int) -> None:
         self._marks.take()
         graphs.forward(key)
         self._marks.take()
@@ -129,41 +149,32 @@ class ModelRunner:
             self._step.outputs.send(num_logits)
 
     def _send(self, batch: Batch) -> tuple[TokenInputs, BatchOnDevice]:
-        """Send a batch's arrays in one copy, and derive on the device what follows from them."""
-        token_rows, positions, *logits, slots, seq_lens, query_start_loc = self._staging.send(
-            batch.token_slots(),
-            batch.positions(),
-            batch.logit_rows,
-            batch.logit_slots,
-            batch.logit_ends,
-            batch.slots,
-            batch.seq_lens,
-            batch.query_start_loc,
-        )
-        rows = self._step.rows
+        """Send a batch's arrays in one copy."""
+        rows, path = self._step.rows, self._step.attention.path
         max_seq_len, max_query_len = int(batch.seq_lens.max()), int(batch.num_tokens.max())
-        if self._step.attention.path.sizes_by_length:
-            bound = self._step.attention.path.length_bound(max_seq_len)
-            max_seq_len = min(bound, rows.longest)
-        on_device = BatchOnDevice(
-            positions=positions,
-            slot_mapping=rows.slots(token_rows, positions),
-            # All columns: kernels are compiled for the distance of two rows.
-            block_table=rows.tables.index_select(0, slots),
-            seq_lens=seq_lens.int(),
-            query_start_loc=query_start_loc.int(),
-            num_decodes=self._num_decodes(batch, max_query_len),
+        if path.sizes_by_length:
+            max_seq_len = min(path.length_bound(max_seq_len), rows.longest)
+        shape = StepShape(
+            num_rows=len(batch.slots),
+            num_tokens=int(batch.query_start_loc[-1]),
+            num_logits=None if batch.num_wanted_each else len(batch.logit_rows),
+            num_decodes=_num_decodes(batch, max_query_len, path),
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
         )
-        return TokenInputs(token_rows, positions, *logits), on_device
+        inputs = StepInputs(shape)
+        piece = rows.staging.take(inputs.size)
+        inputs.write(piece.numpy(), batch, rows)
+        return inputs.read(rows.staging.send(piece), rows)
 
-    def _num_decodes(self, batch: Batch, max_query_len: int) -> int:
-        """Leading requests for the decode kernel, which takes one token each."""
-        path = self._step.attention.path
-        if max_query_len > 1 and not path.reorders:
-            return 0
-        split = split_decodes_and_prefills(
-            batch.query_start_loc, path.decode_threshold, path.require_uniform
-        )
-        return split.num_decodes if split.num_decode_tokens == split.num_decodes else 0
+
+def _num_decodes(batch: Batch, max_query_len: int, path: AttentionPath) -> int:
+    """Leading requests for the decode kernel, which takes one token each."""
+    if max_query_len == 1:
+        return len(batch.slots)
+    if not path.reorders:
+        return 0
+    split = split_decodes_and_prefills(
+        batch.query_start_loc, path.decode_threshold, path.require_uniform
+    )
+    return split.num_decodes if split.num_decode_tokens == split.num_decodes else 0

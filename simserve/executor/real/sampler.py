@@ -35,10 +35,10 @@ class Sampler:
         vocab_size: int,
         num_eos_ids: int = 0,
     ) -> None:
-        self._device = rows.ids.device
+        self._staging = rows.staging
         settings = [params_of(one) for one in possible]
         # Rows of every kind, so that a column is there if any request may need it.
-        columns = SamplingColumns.of(settings, [0] * len(settings), self._device)
+        columns = SamplingColumns.of(settings, [0] * len(settings), rows.ids.device)
         self._rows = columns._replace(
             **{
                 name: one[:1].repeat(len(rows.ids))
@@ -55,14 +55,19 @@ class Sampler:
         """Put the settings of requests into the rows that they have been given."""
         if not requests:
             return
-        place = torch.tensor(list(requests), device=self._device)
         params = [params_of(one.sampling) for one in requests.values()]
-        new = SamplingColumns.of(params, [0] * len(params), self._device)
+        new = SamplingColumns.of(params, [0] * len(params), "cpu").tensors
         off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        for name, column in self._rows.tensors.items():
-            if column is not None:
-                values = new.tensors[name]
-                column[place] = column.new_full((), off[name]) if values is None else values
+        columns = {name: one for name, one in self._rows.tensors.items() if one is not None}
+        # In one copy: whose they are, and a piece for the values of each column.
+        sent = self._staging.take((1 + len(columns)) * len(params)).view(-1, len(params))
+        sent[0] = torch.tensor(list(requests))
+        for piece, (name, column) in zip(sent[1:], columns.items(), strict=True):
+            values = new[name]
+            piece.view(column.dtype)[: len(params)] = off[name] if values is None else values
+        place, *pieces = self._staging.send(sent)
+        for piece, column in zip(pieces, columns.values(), strict=True):
+            column.scatter_(0, place, piece.view(column.dtype)[: len(params)])
         if self._rules is not None:
             self._rules.admit(requests)
 

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simserve.executor.drafts import DraftWindow
 from simserve.executor.ngram import NgramProposer
+from simserve.executor.real.draft_model import DraftModel, DraftRequest
 from simserve.executor.real.outcomes import Outcomes
+from simserve.executor.real.request_rows import RequestRows
+from simserve.executor.real.runner import StepTimes
 from simserve.sampling import RequestSampling
 from simserve.types import Kind, StepPlan
 
-__all__ = ["Drafts", "LookupDrafts", "Speculation", "accepts_drafts"]
+__all__ = ["Drafted", "LookupDrafts", "ModelDrafts", "Speculation", "accepts_drafts"]
 
-Drafts = Mapping[str, Sequence[int]]
+
+class Drafted(NamedTuple):
+    """What was proposed after a step."""
+
+    tokens: Mapping[str, Sequence[int]] | None
+    """New drafts of requests; [] clears them, None keeps all."""
+    passes: StepTimes | None = None
+    """Times of a draft model's passes."""
 
 
 class Known(Protocol):
     """What the executor knows of the requests that run."""
 
     outcomes: Outcomes
+    rows: RequestRows
 
     def prompt(self, request_id: str) -> NDArray[np.int32]:
         """Its prompt."""
@@ -36,8 +47,8 @@ class Known(Protocol):
 class Speculation(Protocol):
     """Proposes drafts."""
 
-    def draft(self, plan: StepPlan, emitted: Sequence[int], known: Known) -> Drafts | None:
-        """New drafts of the requests of a plan, which has run; [] clears them, None keeps all.
+    def draft(self, plan: StepPlan, emitted: Sequence[int], known: Known) -> Drafted:
+        """New drafts of the requests of a plan, which has run.
 
         Args:
             plan: what has run.
@@ -67,13 +78,13 @@ class LookupDrafts:
         """All tokens of a request, and room for more."""
         self._counts: dict[str, int] = {}
 
-    def draft(self, plan: StepPlan, emitted: Sequence[int], known: Known) -> Drafts | None:
+    def draft(self, plan: StepPlan, emitted: Sequence[int], known: Known) -> Drafted:
         """See `Speculation`."""
         for request_id in plan.finished_ids:
             self._ids.pop(request_id, None)
             self._counts.pop(request_id, None)
         if not self._window.fits(plan):
-            return None
+            return Drafted(None)
         real = [
             (request_id, count)
             for request_id, count in zip(plan.request_ids, emitted, strict=True)
@@ -81,7 +92,7 @@ class LookupDrafts:
         ]
         rows = [self._row(request_id, known) if count else None for request_id, count in real]
         found = self._proposer.propose(rows)
-        return dict(zip((request_id for request_id, _ in real), found, strict=True))
+        return Drafted(dict(zip((request_id for request_id, _ in real), found, strict=True)))
 
     def _row(self, request_id: str, known: Known) -> NDArray[np.int32] | None:
         """The tokens of a request, if it may have drafts."""
@@ -103,3 +114,38 @@ class LookupDrafts:
         self._counts[request_id] = end = first + len(said)
         ids[first:end] = said
         return ids[:end]
+
+
+class ModelDrafts:
+    """Drafts of a smaller model (method draft_model): at each place the token it finds likeliest.
+
+    Such a draft is certain, as one that was looked up is: drawing from the model and keeping the
+    draft where it is what was drawn leaves the distribution as it is. The draft model keeps up with
+    every step, also when nobody gets drafts.
+
+    Args:
+        model: the draft model.
+        num_speculative_tokens: k.
+        max_model_len: tokens of a request, at most.
+    """
+
+    def __init__(self, model: DraftModel, num_speculative_tokens: int, max_model_len: int) -> None:
+        self._model = model
+        self._k = num_speculative_tokens
+        self._window = DraftWindow(num_speculative_tokens, max_model_len)
+
+    def draft(self, plan: StepPlan, emitted: Sequence[int], known: Known) -> Drafted:
+        """See `Speculation`."""
+        k = self._k if self._window.fits(plan) else 0
+        requests = {}
+        columns = zip(plan.request_ids, plan.starts, plan.num_tokens, emitted, strict=True)
+        for request_id, start, num_tokens, count in columns:
+            if plan.kinds.get(request_id) is not Kind.GHOST:
+                num_wrong = len(plan.draft_tokens.get(request_id, ())) - max(0, count - 1)
+                end = start + num_tokens - num_wrong
+                room = min(k, known.rows.num_slots(request_id) - end) if count else 0
+                requests[request_id] = DraftRequest(
+                    known.rows.of[request_id], start, end - start, max(0, room)
+                )
+        drafts, passes = self._model.run(list(requests.values()))
+        return Drafted(dict(zip(requests, drafts, strict=True)) if k else None, passes)

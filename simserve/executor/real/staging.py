@@ -1,10 +1,8 @@
-"""Sends arrays to the device without waiting for the copies."""
+"""Pinned memory from which arrays are sent to the device without waiting for the copies."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
 __all__ = ["Staging"]
 
@@ -30,21 +28,11 @@ class Staging:
         """Begin a step."""
         self._used = 0
 
-    def send(self, *arrays: ArrayLike) -> tuple[torch.Tensor, ...]:
-        """Send whole numbers in one copy; int64 tensors, one an array, each 16 bytes aligned."""
-        flat = [np.asarray(array, dtype=np.int64) for array in arrays]
-        sizes = [len(one) for one in flat]
-        ends = np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()
-        starts = [0, *ends[:-1]]
-        memory = self._take(ends[-1])
-        on_host = memory.numpy()
-        for start, size, one in zip(starts, sizes, flat, strict=True):
-            on_host[start : start + size] = one
-        sent = memory.to(self.device, non_blocking=True)
-        return tuple(sent[start:][:size] for start, size in zip(starts, sizes, strict=True))
+    def take(self, size: int) -> torch.Tensor:
+        """The next piece, int64 `[size]` on the host; to be filled, then sent.
 
-    def _take(self, size: int) -> torch.Tensor:
-        """The next piece; more memory is allocated if it is used up (what was sent keeps its)."""
+        More memory is allocated if it is used up: what was sent keeps its own.
+        """
         if not self._is_cuda:
             return torch.empty(size, dtype=torch.int64)
         end = self._used + size
@@ -53,5 +41,9 @@ class Staging:
             self._memory = torch.empty(capacity, dtype=torch.int64).pin_memory()
             self._used, end = 0, size
         piece: torch.Tensor = self._memory[self._used : end]
-        self._used = end
+        self._used = -(-end // _ALIGNED) * _ALIGNED
         return piece
+
+    def send(self, piece: torch.Tensor) -> torch.Tensor:
+        """A copy on the device, on its way."""
+        return piece.to(self.device, non_blocking=True)

@@ -12,6 +12,9 @@
     return Number(digits).toLocaleString("en", { maximumFractionDigits: 9 });
   };
 
+  // A place on an axis: all of its digits, or neighbours would read alike.
+  const tick = (value) => Number(value.toPrecision(9)).toLocaleString("en", { maximumFractionDigits: 9 });
+
   // Axes ------------------------------------------------------------------------------------
   const linearTicks = (low, high, count) => {
     const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
@@ -27,9 +30,8 @@
         for (const m of steps) if (m * 10 ** e >= low * 0.999 && m * 10 ** e <= high * 1.001) ticks.push(m * 10 ** e);
       return ticks;
     };
-    const fine = of([1, 2, 5]);
-    if (fine.length <= count + 1) return fine.length > 1 ? fine : linearTicks(low, high, count);
-    return of([1]);
+    const found = [[1, 2, 5], [1, 3], [1]].map(of).find((ticks, place) => place === 2 || ticks.length <= count + 1);
+    return found.length > 2 ? found : linearTicks(low, high, count);
   };
   const makeAxis = (spec, values, from, to, count) => {
     let low = Infinity, high = -Infinity;
@@ -55,6 +57,7 @@
   const pixel = (v) => Math.round(v * 10) / 10;
 
   const drawSeries = (s, x, y, size) => {
+    if (!s.x.length) return "";
     const colour = `var(--c${s.colour})`, step = s.shape === "step" || s.shape === "area", way = step ? "step" : s.shape === "front" ? "front" : "line";
     const line = (ys) => s.x.map((v, i) => [pixel(x.at(v)), pixel(y.at(ys[i]))]);
     const band = (upper, lower, opacity) => {
@@ -63,7 +66,7 @@
       return `<path d="${path(line(upper), way)}${down}Z" fill="${colour}" fill-opacity="${opacity}"/>`;
     };
     let svg = "";
-    if (s.shape === "area") return band(s.y, s.base || s.y.map(() => 0), 0.85);
+    if (s.shape === "area") return (s.most ? band(s.most, s.y, 0.22) : "") + band(s.y, s.base || s.y.map(() => 0), 0.85);
     if (s.low) svg += band(s.high, s.low, 0.22);
     if (s.shape !== "points") svg += `<path d="${path(line(s.y), way)}" fill="none" stroke="${colour}" stroke-width="1.8"${s.dash ? ' stroke-dasharray="6 4"' : ""}/>`;
     if (["points", "dots", "front"].includes(s.shape)) for (const [a, b] of line(s.y)) svg += `<circle cx="${a}" cy="${b}" r="${size}" fill="${colour}" fill-opacity="0.75"/>`;
@@ -71,14 +74,15 @@
   };
 
   const drawXY = (chart, width) => {
-    const all = (key) => chart.series.flatMap((s) => [s[key], ...(key === "y" ? [s.low, s.high] : [])]).filter(Boolean).flat();
-    const trial = makeAxis(chart.y, all("y"), HEIGHT - BOTTOM, TOP, 5);
-    const left = 14 + 7 * Math.max(...trial.ticks.map((t) => shown(t).length), 1) + (chart.y.label ? 16 : 0);
-    const x = makeAxis(chart.x, all("x"), left, width - RIGHT, Math.max(4, Math.floor(width / 62)));
+    const all = (key) => chart.series.flatMap((s) => [s[key], ...(key === "y" ? [s.low, s.high, s.most] : [])]).filter(Boolean).flat();
+    const trial = makeAxis(chart.y, all("y"), HEIGHT - BOTTOM, TOP, chart.y.log ? 7 : 6);
+    const left = 14 + 7 * Math.max(...trial.ticks.map((t) => tick(t).length), 1) + (chart.y.label ? 16 : 0);
+    const room = chart.x.log ? Math.max(3, Math.floor((width - left) / 62)) : Math.max(4, Math.floor(width / 62));
+    const x = makeAxis(chart.x, all("x"), left, width - RIGHT, room);
     const y = trial;
     let svg = "";
-    for (const t of y.ticks) svg += `<line class="grid" x1="${left}" x2="${width - RIGHT}" y1="${y.at(t)}" y2="${y.at(t)}"/><text x="${left - 6}" y="${y.at(t) + 4}" text-anchor="end">${shown(t)}</text>`;
-    for (const t of x.ticks) svg += `<line class="grid" x1="${x.at(t)}" x2="${x.at(t)}" y1="${TOP}" y2="${HEIGHT - BOTTOM}"/><text x="${x.at(t)}" y="${HEIGHT - BOTTOM + 16}" text-anchor="middle">${shown(t)}</text>`;
+    for (const t of y.ticks) svg += `<line class="grid" x1="${left}" x2="${width - RIGHT}" y1="${y.at(t)}" y2="${y.at(t)}"/><text x="${left - 6}" y="${y.at(t) + 4}" text-anchor="end">${tick(t)}</text>`;
+    for (const t of x.ticks) svg += `<line class="grid" x1="${x.at(t)}" x2="${x.at(t)}" y1="${TOP}" y2="${HEIGHT - BOTTOM}"/><text x="${x.at(t)}" y="${HEIGHT - BOTTOM + 16}" text-anchor="middle">${tick(t)}</text>`;
     svg += `<text x="${(left + width - RIGHT) / 2}" y="${HEIGHT - 6}" text-anchor="middle">${escaped(chart.x.label)}</text>`;
     if (chart.y.label) svg += `<text transform="translate(11 ${(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">${escaped(chart.y.label)}</text>`;
     const count = Math.max(...chart.series.map((s) => s.x.length), 0);
@@ -176,6 +180,12 @@
     draw();
   };
   document.querySelectorAll("figure[data-chart]").forEach(mount);
+
+  // Tiles: no row with one tile left over, where another number of columns avoids it.
+  document.querySelectorAll(".tiles").forEach((tiles) => new ResizeObserver(() => {
+    const count = tiles.children.length, most = Math.max(1, Math.floor(tiles.clientWidth / 145));
+    tiles.style.gridTemplateColumns = `repeat(${Math.ceil(count / Math.ceil(count / most))}, minmax(0, 1fr))`;
+  }).observe(tiles));
 
   // Tables ----------------------------------------------------------------------------------
   const key = (row, column) => {

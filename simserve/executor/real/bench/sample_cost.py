@@ -68,8 +68,9 @@ class SamplingBench:
     def store_calls(self, num_logprobs: int | None, batch: int) -> list[Call]:
         """What is kept of chosen tokens: themselves, and log-probabilities unless it is None."""
         outputs = StepOutputs(batch, num_logprobs, self._device)
-        tokens = torch.arange(batch, device=self._device)
-        return [partial(outputs.store, tokens, logits) for logits in self._batches(batch)]
+        outputs.admit(dict.fromkeys(range(batch), num_logprobs))
+        rows = torch.arange(batch, device=self._device)
+        return [partial(outputs.store, rows, logits, rows) for logits in self._batches(batch)]
 
     def _batches(self, batch: int) -> Iterator[torch.Tensor]:
         count = max(1, min(_MAX_CALLS, len(self._logits) // batch))

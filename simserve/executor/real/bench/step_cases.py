@@ -11,6 +11,7 @@ N requests (1) of Q new tokens each, after K tokens (0) that are computed alread
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import NamedTuple
 
 from simserve.errors import SimserveError
@@ -34,6 +35,12 @@ class StepCase(NamedTuple):
 
     name: str
     requests: tuple[RequestShape, ...]
+
+    @property
+    def shape(self) -> str:
+        """The requests in the grammar, equal ones that follow one another together."""
+        groups = ((len(list(same)), *request) for request, same in groupby(self.requests))
+        return ",".join(f"{count}*{new}@{before}" for count, new, before in groups)
 
     @property
     def num_tokens(self) -> int:

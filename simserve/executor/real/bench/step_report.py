@@ -20,6 +20,7 @@ def step_row(case: StepCase, samples: StepSamples, state: GpuState | None = None
     """
     return {
         "case": case.name,
+        "shape": case.shape,
         "num_requests": len(case.requests),
         "num_tokens": case.num_tokens,
         "median_ms": _median_ms(samples.durations_s),

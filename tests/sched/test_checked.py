@@ -1,0 +1,129 @@
+"""A scheduler of one's own that errs is named, whatever it does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import simserve
+from simserve.errors import PluginError, StalledError
+from simserve.sched.base import BaseScheduler
+from simserve.sched.checked import checked
+from simserve.sched.vllm import VllmScheduler
+
+BASE = {
+    "model": "llama-3.1-8b",
+    "workload": {"synthetic": {"num_requests": 2, "arrival": {"kind": "immediate"}}},
+    "scheduler": {"kind": "own_plans:Own"},
+}
+
+
+class Planner(BaseScheduler):
+    """Runs everybody one after the other; `spoil` changes a plan."""
+
+    spoil: Callable[[Any, Any], Any] = lambda own, plan: plan
+
+    def schedule(self) -> Any:
+        plan = self.new_plan()
+        for request in self.running:
+            self.run_on(plan, request, request.num_tokens - request.num_computed_tokens)
+        while self.waiting:
+            self.admit(plan, self.waiting.peek(), self.waiting.peek().num_tokens, None)
+        return type(self).spoil(self, plan)
+
+    def update(self, plan: Any, result: Any) -> Any:
+        return None if type(self).spoil is no_output else super().update(plan, result)
+
+
+def many(own: Any, plan: Any) -> Any:
+    plan.num_tokens[0] += 99
+    return plan
+
+
+def twice(own: Any, plan: Any) -> Any:
+    for column in (plan.request_ids, plan.starts, plan.num_tokens, plan.samples):
+        column.append(column[0])
+    return plan
+
+
+def unknown(own: Any, plan: Any) -> Any:
+    plan.request_ids[0] = "nobody"
+    return plan
+
+
+def uneven(own: Any, plan: Any) -> Any:
+    plan.samples.pop()
+    return plan
+
+
+def no_output(own: Any, plan: Any) -> Any:
+    return plan
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> type[Planner]:
+    module = ModuleType("own_plans")
+    cls: type[Planner] = type("Own", (Planner,), {"__module__": "own_plans"})
+    monkeypatch.setattr(module, "Own", cls, raising=False)
+    monkeypatch.setitem(sys.modules, "own_plans", module)
+    return cls
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (many, r"schedule\(\) \(step 0\) scheduled 1123 tokens of request 'r0', which lacks 1024"),
+        (twice, r"schedule\(\) \(step 0\) scheduled request '\S+' twice"),
+        (
+            unknown,
+            r"schedule\(\) \(step 0\) scheduled request 'nobody', which has ended or never arrived",
+        ),
+        (uneven, r"schedule\(\) \(step 0\) returned columns of different lengths"),
+        (lambda own, plan: None, r"schedule\(\) returned None, not a StepPlan"),
+        (no_output, r"update\(\) returned None, not a StepOutput"),
+    ],
+)
+def test_a_wrong_plan_is_an_error_that_names_the_class(
+    own: type[Planner], spoil: Callable[[Any, Any], Any], said: str
+) -> None:
+    own.spoil = spoil
+    with pytest.raises(PluginError, match="own_plans:Own." + said):
+        simserve.run(BASE)
+
+
+def test_one_that_plans_nothing_is_not_told_to_have_more_blocks(own: type[Planner]) -> None:
+    own.schedule = lambda self: self.new_plan()  # type: ignore[method-assign]
+    with pytest.raises(StalledError, match="enough for each of them, but own_plans:Own has") as it:
+        simserve.run(BASE)
+    assert "num_gpu_blocks" not in str(it.value)
+
+
+def test_a_right_scheduler_decides_as_without_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts, preemptions and blocks that run out included."""
+    monkeypatch.setitem(sys.modules, "own_plans", ModuleType("own_plans"))
+    sys.modules["own_plans"].Own = VllmScheduler  # type: ignore[attr-defined]
+    config = {
+        **BASE,
+        "kv_cache": {"num_gpu_blocks": 60},
+        "workload": {
+            "synthetic": {
+                "num_requests": 30,
+                "prompt_len": {"kind": "constant", "value": 100},
+                "output_len": {"kind": "constant", "value": 80},
+            }
+        },
+    }
+    drafts = {"method": "eagle", "num_speculative_tokens": 3, "acceptance": 0.6}
+    scheduler = {"policy": "priority", "max_model_len": 500, "speculative": drafts}
+    own, built_in = (
+        simserve.run({**config, "scheduler": {**scheduler, "kind": kind}}).summary_dict
+        for kind in ("own_plans:Own", "vllm")
+    )
+    assert own["num_preemptions"] != 0
+    for key in ("duration", "num_steps", "num_preemptions", "p99_itl_ms"):
+        assert own[key] == built_in[key]
+    assert checked(VllmScheduler).__qualname__ == "VllmScheduler"
