@@ -26,6 +26,8 @@ __all__ = [
 SamplingPath = Literal["greedy", "random", "mixed"]
 """All rows take the likeliest token; all are drawn; some of each."""
 
+_MOST_TOP_K = 2**31 - 1
+"""What an int32 holds. Beyond a vocabulary it cuts nothing."""
 GREEDY_BELOW = 1e-5
 """Temperatures below it mean the likeliest token."""
 
@@ -109,7 +111,7 @@ class SamplingColumns(NamedTuple):
         temperatures = [one.effective_temperature for one in params]
         greedy = [temperature < GREEDY_BELOW for temperature in temperatures]
         path: SamplingPath = "greedy" if all(greedy) else "mixed" if any(greedy) else "random"
-        top_k = [max(0, one.top_k) for one in params]
+        top_k = [min(max(0, one.top_k), _MOST_TOP_K) for one in params]
         top_p = [one.top_p for one in params]
         min_p = [one.min_p for one in params]
 

@@ -304,6 +304,7 @@ def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:
         arguments["drop_last_hit"] = drafts is not None and drafts.method == "eagle"
         with loaded.placing("kv_cache.eviction"):
             arguments["free_queue"] = resolve("evictions", config.eviction, loaded.base_dir)
+            check_protocol(arguments["free_queue"], "evictions")
     kv: KVCacheManager = cls(**arguments)
     return kv
 

@@ -102,7 +102,7 @@ def slowest(result: RunResult, metric: str, where: str = "the run") -> str:
     """
     values = column(result.requests_table, f"{metric}_ms")
     if np.isnan(values).all():
-        raise RunDirectoryError(f"{where}: no request got as far as to have a {metric.upper()}")
+        raise RunDirectoryError(f"{where}: no request got as far as its {metric.upper()}")
     name: str = result.requests_table["request_id"][int(np.nanargmax(values))].as_py()
     return name
 
@@ -144,8 +144,9 @@ class _Teller:
         if facts["status"] == "rejected":
             yield f"It was rejected: {facts['error']}."
         elif facts["e2el_ms"] is not None and facts["status"] == "completed":
+            tokens = "1 token" if (n := facts["output_length"]) == 1 else f"{n:,} tokens"
             yield (
-                f"It got {facts['output_length']:,} tokens in {_ms(facts['e2el_ms'] / 1000)}, "
+                f"It got {tokens} in {_ms(facts['e2el_ms'] / 1000)}, "
                 f"the first after {_ms(facts['ttft_ms'] / 1000)}."
             )
         else:

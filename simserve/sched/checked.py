@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from simserve.errors import PluginError
-from simserve.types import StepOutput, StepPlan, StepResult
+from simserve.types import Request, StepOutput, StepPlan, StepResult
 
 __all__ = ["checked"]
+
+_HELD = "_held_by_checked"
+"""Attribute of a scheduler: its requests by id. To ask it for all of them in every step would take
+as long as its queue is."""
 
 
 def checked(cls: type[Any]) -> type[Any]:
@@ -19,9 +24,18 @@ def checked(cls: type[Any]) -> type[Any]:
     """
     name = f"{cls.__module__}:{cls.__qualname__}"
 
+    def add_request(self: Any, request: Request) -> None:
+        self.__dict__.setdefault(_HELD, {})[request.request_id] = request
+        cls.add_request(self, request)
+
+    def abort(self: Any, request_id: str) -> Request | None:
+        self.__dict__.get(_HELD, {}).pop(request_id, None)
+        request: Request | None = cls.abort(self, request_id)
+        return request
+
     def schedule(self: Any) -> StepPlan:
         plan = cls.schedule(self)
-        if fault := _fault(plan, self):
+        if fault := _fault(plan, self.__dict__.get(_HELD, {})):
             raise PluginError(f"{name}.schedule() {fault}")
         checked_plan: StepPlan = plan
         return checked_plan
@@ -30,15 +44,17 @@ def checked(cls: type[Any]) -> type[Any]:
         output = cls.update(self, plan, result)
         if not isinstance(output, StepOutput):
             raise PluginError(f"{name}.update() returned {output!r}, not a StepOutput")
+        for request in output.finished:
+            self.__dict__[_HELD].pop(request.request_id, None)
         return output
 
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    methods = {"schedule": schedule, "update": update, "__doc__": cls.__doc__}
-    with_looks: type[Any] = type(cls.__name__, (cls,), names | methods)
+    methods = {one.__name__: one for one in (add_request, abort, schedule, update)}
+    with_looks: type[Any] = type(cls.__name__, (cls,), {**names, **methods, "__doc__": cls.__doc__})
     return with_looks
 
 
-def _fault(plan: Any, scheduler: Any) -> str:
+def _fault(plan: Any, held: Mapping[str, Request]) -> str:
     """What is wrong with a plan; empty: nothing."""
     if not isinstance(plan, StepPlan):
         return f"returned {plan!r}, not a StepPlan"
@@ -49,7 +65,6 @@ def _fault(plan: Any, scheduler: Any) -> str:
     if len(set(plan.request_ids)) < len(plan.request_ids):
         twice = next(one for one in plan.request_ids if plan.request_ids.count(one) > 1)
         return f"{where} scheduled request '{twice}' twice: a request is in a step only once"
-    held = {request.request_id: request for request in scheduler.unfinished()}
     rows = zip(plan.request_ids, plan.starts, plan.num_tokens, strict=True)
     for request_id, start, num_tokens in rows:
         request = held.get(request_id)

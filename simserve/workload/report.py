@@ -47,8 +47,8 @@ class TraceReport:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Requests per second from the first arrival to the last; None for a single instant."""
-        return self.num_requests / self.span_s if self.span_s > 0 else None
+        """Mean arrival rate between the first and the last arrival; None for a single instant."""
+        return (self.num_requests - 1) / self.span_s if self.span_s > 0 else None
 
 
 def make_report(

@@ -39,7 +39,7 @@ class TraceStats:
     span_s: float
     """From the first arrival to the last."""
     rate_rps: float | None
-    """Requests per second of the span, as `offered_request_rate` of a run has it."""
+    """Gaps between arrivals over the span."""
     gap_cv: float | None
     """Standard deviation of the gaps over their mean: 1 for Poisson arrivals."""
     iod: float | None
@@ -73,7 +73,7 @@ class TraceColumns:
         return TraceStats(
             num_requests=len(self.arrival_s),
             span_s=span_s,
-            rate_rps=len(self.arrival_s) / span_s if span_s else None,
+            rate_rps=len(gaps_s) / span_s if span_s else None,
             gap_cv=float(gaps_s.std() / gaps_s.mean()) if span_s else None,
             iod=_index_of_dispersion(self.arrival_s),
             num_ties=int((gaps_s == 0).sum()),

@@ -127,7 +127,7 @@ def test_inspect_prints_the_figures_of_a_trace(tmp_path: Path) -> None:
     }
     assert figures["requests"] == "4"
     assert figures["span"] == "10.500 s"
-    assert figures["rate"] == "0.381 requests/s"
+    assert figures["rate"] == "0.286 requests/s"
     assert figures["arrivals equal to the one before"] == "1"
     prompt = next(line for line in output.splitlines() if line.startswith("│ prompt"))
     assert [cell.strip() for cell in prompt.split("│")[2:-1]] == ["29.8", "6", "76", "103", "106"]

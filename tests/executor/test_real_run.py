@@ -71,7 +71,7 @@ def test_a_run_directory(tiny: Any, tmp_path: Path) -> None:
     [
         ("kv_cache.num_gpu_blocks=auto", "kv_cache.num_gpu_blocks", "must be given"),
         ("kv_cache.dtype=fp8_e5m2", "kv_cache.dtype", "float32"),
-        ("executor.weights=nowhere", "", "no *.safetensors here"),
+        ("executor.weights=nowhere", "executor.weights", "no *.safetensors here"),
         ("executor={kind: real, device: cpu, kv_layout: packed}", "executor.kv_layout", "use nhd"),
     ],
 )

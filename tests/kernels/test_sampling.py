@@ -359,3 +359,7 @@ def test_a_captured_graph_draws_for_new_logits_and_steps() -> None:
         expected = sample(logits, columns)
         for one, other in zip(out[:1], expected[:1], strict=True):
             assert torch.equal(one, other)
+
+
+def test_a_top_k_that_no_int32_holds_cuts_nothing() -> None:
+    assert columns_of(params(1, top_k=2**63)).top_k.tolist() == [2**31 - 1]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from simserve.errors import CapacityError, ConfigError
+from simserve.errors import CapacityError, ConfigError, PluginError
 from simserve.kv.contiguous import ContiguousKVCacheManager
-from simserve.registry import check_protocol
+from simserve.registry import check_protocol, resolve
 from simserve.types import Request, TraceRequest
 from tests.sched.harness import request, simulate
 
@@ -176,3 +176,12 @@ def test_regions_bound_the_batch(kind: str) -> None:
     assert run.steps[4] == (["c"], [4])
     assert run.status == "completed"
     assert not any(run.preempted)
+
+
+def test_what_serves_as_an_eviction_order_is_a_class_with_all_of_a_queue() -> None:
+    check_protocol(resolve("evictions", "lru"), "evictions")
+    check_protocol(resolve("evictions", "fifo"), "evictions")
+    with pytest.raises(PluginError, match="it lacks popleft_few, popleft_n"):
+        check_protocol(list, "evictions")
+    with pytest.raises(PluginError, match="'int' cannot serve among evictions: it is not a class"):
+        check_protocol(3, "evictions")
