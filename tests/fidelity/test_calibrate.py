@@ -218,7 +218,7 @@ def test_the_profile_that_ships_is_what_its_steps_give() -> None:
     found, shipped = fit_calibration(read_calibration(steps), name), load_profile(name)
     assert found.coefficients == pytest.approx(shipped.coefficients, rel=1e-3, abs=1e-9)
     assert found.size_factors == pytest.approx(shipped.size_factors, abs=0.002)
-    assert shipped.errors["blind"]["all"].mape < 0.045
+    assert shipped.errors["blind"]["all"].mape < 0.04
 
 
 def test_the_design_covers_all_regimes_and_paddings() -> None:
