@@ -6,7 +6,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
 # Bytecode is written at first import, also where the environment says not to: compiling all of every

@@ -26,8 +26,9 @@ from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import ProfileFile
 from simserve.cost.roofline import RooflineCost
 from simserve.fidelity.fit import LoadedLog, Prices, fit_profile, load_log, step_errors_of
+from simserve.fidelity.judged_logs import group_repeats
 from simserve.fidelity.step_errors import SLOWER_HOST, PricedSteps, errors_by_regime, price_log
-from simserve.fidelity.validate import Timing, group_repeats, validate_workload
+from simserve.fidelity.validate import Timing, validate_workload
 from simserve.fidelity.validation import Validation
 from simserve.fidelity.vllm_log import StepLog, read_vllm_log
 from simserve.protocols import CostModel
@@ -76,6 +77,7 @@ def main() -> None:
     logs = [read_vllm_log(path) for path in sorted(parser.parse_args().folder.glob("*.json.gz"))]
     report: dict[str, Any] = {"measured_on": MEASURED_ON, "models": {}}
     report["transfer"] = [transfer(logs, *pair) for pair in permutations(MODELS)]
+    spread: dict[str, dict[str, float]] = {}
     for model in MODELS:
         print(f"{model} ...", file=sys.stderr)
         profile = fit(logs, model)
@@ -85,7 +87,8 @@ def main() -> None:
         report["models"][model]["hosts"] = [
             host_errors(profile, log, METRICS) for log in held_out if len(log.steps) >= LONG_LOG
         ]
-        spread = repeat_spread(of_model, timing(profile))
+        # Of the second model nothing was run twice: the first one's repeats stand for it.
+        spread = repeat_spread(of_model, timing(profile)) or spread
         write(profile.model_copy(update={"repeat_spread": spread}))
     RESULTS.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 

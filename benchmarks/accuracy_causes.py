@@ -27,10 +27,11 @@ from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity.fit import Prices, load_log
 from simserve.fidelity.fit_host import engine_seconds
 from simserve.fidelity.host_speed import local_host_scale
+from simserve.fidelity.judged_logs import group_repeats
 from simserve.fidelity.log_run import simulate_log
 from simserve.fidelity.measured import Measured, measured_log, measured_run
 from simserve.fidelity.timing import profile_timing
-from simserve.fidelity.validate import group_repeats, validate_workload
+from simserve.fidelity.validate import validate_workload
 from simserve.fidelity.vllm_log import StepLog, read_vllm_log
 from simserve.protocols import CostModel, Price
 from simserve.report.markdown import markdown_table

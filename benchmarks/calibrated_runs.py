@@ -6,6 +6,9 @@
 
 Loads are shares of a workload's capacity: the request rate at which the profile says that it is
 served if all of it is there at once. `--again` simulates anew what FILE holds real runs of.
+
+Each workload is simulated twice: with the profile alone, and with the host of the three runs, whose
+speed is told by what their steps of decodes took of it (one factor on the profile's host times).
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ LEAST_LIMIT = 0.03
 METRICS = [f"p{p}_{name}_ms" for name in ("ttft", "itl", "e2el") for p in (50, 95, 99)]
 KEYS = [*METRICS, "output_throughput", "duration", "num_steps", "num_preemptions", "completed"]
 JUDGED = [*METRICS, "output_throughput"]
+HOST_PARTS = ("prepare", "sample", "sync")
 STEP_COLUMNS = ("num_scheduled", "num_tokens", "num_decode_tokens", "duration_s")
 AT_ONCE = {"kind": "immediate"}
 
@@ -90,14 +94,15 @@ def main() -> None:
         report["simulated_again"] = datetime.now(UTC).isoformat(timespec="seconds")
         for found in report["runs"].values():
             found["simulated"] = simulated(found, arguments)
-            found["rows"] = rows(found["real"], found["simulated"])
             for run in found["real"]:  # priced by the profile that was there when it ran
                 for name in ("step_mape", "step_bias"):
                     run.pop(name, None)
     else:
         report = measure(arguments)
+    for found in report["runs"].values():
+        judge(found, arguments)
     write(report, arguments)
-    print("\n".join(table(report)))
+    print("\n".join([*table(report), "", *table(report, "host_known")]))
 
 
 def parse() -> argparse.Namespace:
@@ -192,10 +197,14 @@ def plan(spec: Mapping[str, Any], arguments: argparse.Namespace, num_gpu_blocks:
 
 
 def load(
-    arguments: argparse.Namespace, workload: Mapping[str, Any], scheduler: Mapping[str, Any]
+    arguments: argparse.Namespace,
+    workload: Mapping[str, Any],
+    scheduler: Mapping[str, Any],
+    host_scale: float = 1.0,
 ) -> LoadedConfig:
     model = arguments.model
-    cost = {"kind": "profile", "path": str(arguments.profile.resolve())}
+    path = str(arguments.profile.resolve())
+    cost = {"kind": "profile", "path": path, "host_scale": host_scale}
     config = {
         "model": {"config": model} if model.endswith(".json") else model,
         "gpu": load_profile(path=arguments.profile).gpu,
@@ -207,11 +216,13 @@ def load(
     return load_config(config, arguments.override)
 
 
-def simulated(found: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+def simulated(
+    found: Mapping[str, Any], arguments: argparse.Namespace, host_scale: float = 1.0
+) -> dict[str, Any]:
     """The summary of the same configuration on the profile."""
     from simserve.fidelity.real_gpu import simulated_twin
 
-    loaded = load(arguments, found["workload"], found["scheduler"])
+    loaded = load(arguments, found["workload"], found["scheduler"], host_scale)
     return kept(api.run(simulated_twin(loaded, {"num_gpu_blocks": found["num_gpu_blocks"]})))
 
 
@@ -225,7 +236,35 @@ def kept(result: RunResult) -> dict[str, Any]:
         summary["compiled_steps"] = compiled_steps(result)
         summary["step_mape"] = float(np.mean(np.abs(priced / measured - 1.0)))
         summary["step_bias"] = float(priced.sum() / measured.sum() - 1.0)
+        summary["host"] = host_of_decodes(steps)
     return summary
+
+
+def host_of_decodes(steps: Any) -> dict[str, float]:
+    """Steps of decodes, the requests in them, and what they took of the host beside scheduling."""
+    num_reqs, num_tokens = column(steps, "num_scheduled"), column(steps, "num_tokens")
+    decodes = (num_tokens > 0) & (num_tokens == num_reqs)
+    seconds = sum(column(steps, f"parts.{part}_s")[decodes].sum() for part in HOST_PARTS)
+    requests = int(num_reqs[decodes].sum())
+    return {"steps": int(decodes.sum()), "requests": requests, "seconds": float(seconds)}
+
+
+def host_scale(real: list[dict[str, Any]], profile: Path) -> float:
+    """How much longer the host of some runs took than that of the profile; 1: they do not tell."""
+    told = [run["host"] for run in real if "host" in run]
+    if not told:
+        return 1.0
+    c = load_profile(path=profile).coefficients
+    steps, requests, seconds = (sum(one[k] for one in told) for k in told[0])
+    return seconds / (c["inputs_step_s"] * steps + c["inputs_request_s"] * requests)
+
+
+def judge(found: Report, arguments: argparse.Namespace) -> None:
+    """Set the real runs beside both simulations."""
+    real, scale = found["real"], host_scale(found["real"], arguments.profile)
+    found["rows"] = rows(real, found["simulated"])
+    found["host_scale"] = scale
+    found["host_known"] = rows(real, simulated(found, arguments, scale))
 
 
 def compiled_steps(result: RunResult) -> int:
@@ -255,21 +294,33 @@ def rows(real: list[dict[str, Any]], simulation: Mapping[str, Any]) -> list[dict
     return found
 
 
-def table(report: Report) -> Iterable[str]:
-    """A row a workload: error, and in brackets the real runs' own spread."""
+def table(report: Report, which: str = "rows") -> Iterable[str]:
+    """A row a workload: error, and in brackets the real runs' own spread.
+
+    `host_known`: with the host's factor in the place of the steps' bias.
+    """
     names = {
         f"p{p}_{name}_ms": f"{name.upper()} p{p}" for name in ("ttft", "itl") for p in (50, 95, 99)
     }
     names |= {"p50_e2el_ms": "E2EL p50", "output_throughput": "throughput"}
+    known = which == "host_known"
     has_steps = all("step_bias" in run for f in report["runs"].values() for run in f["real"])
-    cells = [["workload", "runs", *names.values(), *(["all steps"] if has_steps else [])]]
+    last = ["host"] if known else ["all steps"] if has_steps else []
+    cells = [["workload", "runs", *names.values(), *last]]
     for workload, found in report["runs"].items():
-        by_key = {row["key"]: row for row in found["rows"]}
+        by_key = {row["key"]: row for row in found[which]}
         row = [workload, str(len(found["real"])), *(judged(by_key[key]) for key in names)]
-        if has_steps:
+        if known:
+            row.append(f"× {found['host_scale']:.2f}")
+        elif has_steps:
             row.append(percent(float(np.mean([run["step_bias"] for run in found["real"]]))))
         cells.append(row)
     return markdown_table(cells)
+
+
+def host_table(report: Report) -> Iterable[str]:
+    """As `table`, with the host of the runs."""
+    return table(report, "host_known")
 
 
 def step_table(report: Report) -> Iterable[str]:

@@ -2,11 +2,13 @@
 
     python benchmarks/real_vs_sim.py                                   # the quick start
     python benchmarks/real_vs_sim.py --azure AzureLLMInferenceTrace_conv.csv
+    python benchmarks/real_vs_sim.py --config configs/real_drafts.yaml --out FILE.json
 
 Beside the quick start 256 requests arrive at once, so that full batches are seen; `--azure` adds a
-minute of Azure's conversation trace. Each is one `simserve run --real-gpu`; kept
-are the table real / simulated / error and the samples behind it: TTFT and E2EL of every request,
-and duration and parts of every real step, what a roofline says of that step among them.
+minute of Azure's conversation trace. `--config` runs another configuration, and nothing else. Each
+is one `simserve run --real-gpu`; kept are the table real / simulated / error and the samples behind
+it: TTFT and E2EL of every request, and duration and parts of every real step, what a roofline says
+of that step among them.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def main() -> None:
         "runs": {},
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    for name, config, overrides in workloads(arguments.azure, arguments.start_s):
+    for name, config, overrides in workloads(arguments):
         print(f"{name} ...", file=sys.stderr)
         report["runs"][name] = run(config, [*overrides, *arguments.override])
         arguments.out.write_text(json.dumps(report, ensure_ascii=False) + "\n")
@@ -60,6 +62,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--azure", type=Path, metavar="FILE.csv", help="Azure's conversation trace")
     parser.add_argument("--start-s", type=float, default=0.0, help="where its minute begins")
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="run this one instead")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
     parser.add_argument("-o", dest="override", action="append", default=[], metavar="KEY=VALUE")
     return parser.parse_args()
@@ -68,13 +71,19 @@ def parse() -> argparse.Namespace:
 def command(arguments: argparse.Namespace) -> list[str]:
     """The command line; of the trace its name, since folders are a matter of the machine."""
     words = ["python", "benchmarks/real_vs_sim.py"]
-    if arguments.azure:
+    if arguments.config:
+        words += ["--config", arguments.config.as_posix()]
+    elif arguments.azure:
         words += ["--azure", arguments.azure.name, "--start-s", f"{arguments.start_s:g}"]
     return words + [word for override in arguments.override for word in ("-o", override)]
 
 
-def workloads(azure: Path | None, start_s: float) -> Iterator[tuple[str, Path, list[str]]]:
+def workloads(arguments: argparse.Namespace) -> Iterator[tuple[str, Path, list[str]]]:
     """Name, configuration and overrides of each run."""
+    azure, start_s = arguments.azure, arguments.start_s
+    if arguments.config:
+        yield arguments.config.as_posix(), arguments.config, []
+        return
     yield "configs/quickstart.yaml", QUICKSTART, []
     override = f"workload={json.dumps({'synthetic': AT_ONCE})}"
     yield "256 requests of 512 tokens in and 64 out, at once", QUICKSTART, [override]

@@ -76,6 +76,7 @@ WORKLOADS = (
     Workload("W2", "w2.yaml"),
     Workload("W2 on H200", "w2.yaml", ("gpu=h200",)),
     Workload("W2, no leaps", "w2.yaml", program=(sys.executable, "-c", NO_LEAPS)),
+    Workload("W2, async", "w2.yaml", ("scheduler.async_scheduling=true",)),
     of_length("1K", 1_000, is_long=False),
     of_length("100K", 100_000, is_long=True),
     of_length("1M", 1_000_000, is_long=True),
@@ -85,6 +86,23 @@ WORKLOADS = (
     Workload("priority", "priority.yaml"),
     Workload("speculative", "spec_decode.yaml"),
 )
+
+
+class Aim(NamedTuple):
+    """What a workload should take at most, at 1.0 M timeouts per CPU second."""
+
+    cpu_s: float
+    peak_mb: float | None = None
+
+
+AIMS = {
+    "W1": Aim(0.8),
+    "W2": Aim(1.6, 150),
+    "W2, no leaps": Aim(4.0),
+    "W3 100K": Aim(12.0, 300),
+    "W3 1M": Aim(120.0, 1500),
+    "Mooncake": Aim(10.0),
+}
 
 
 class Run(NamedTuple):
@@ -248,6 +266,7 @@ def table(report: dict[str, Any]) -> Iterator[str]:
             f"| {first.num_output_tokens / cpu_s:,.0f} |"
         )
     yield from growth(workloads)
+    yield from aims(workloads)
 
 
 def growth(workloads: dict[str, Any]) -> Iterator[str]:
@@ -261,6 +280,27 @@ def growth(workloads: dict[str, Any]) -> Iterator[str]:
         )
         yield ""
         yield f"Exponents of growth with requests, of CPU time and of memory: {steps}."
+
+
+def aims(workloads: dict[str, Any]) -> Iterator[str]:
+    """What was aimed at, beside what is."""
+    yield ""
+    yield "| aims | CPU s at 1.0 M timeouts/s | at most | peak MB | at most |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, aim in AIMS.items():
+        if name in workloads:
+            found = Medians.of(workloads[name])
+            yield (
+                f"| {name} | {_beside(found.standard_cpu_s, aim.cpu_s, '.2f')} "
+                f"| {_beside(found.peak_mb, aim.peak_mb, '.0f')} |"
+            )
+
+
+def _beside(found: float, limit: float | None, form: str) -> str:
+    """Two cells; what is above its limit stands out."""
+    if limit is None:
+        return f"{found:{form}} | "
+    return f"**{found:{form}}** | {limit:g}" if found > limit else f"{found:{form}} | {limit:g}"
 
 
 def exponent(small: Medians, large: Medians, what: str) -> float:

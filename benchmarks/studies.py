@@ -40,7 +40,9 @@ from study_columns import (
     SHORT,
     TEMPLATE,
     TEMPLATE_ORDER,
+    hit_percent,
     sequences,
+    template_crossing,
 )
 from study_h200 import measured
 from study_h200_tables import BLOCKS
@@ -123,10 +125,12 @@ def draw_long_context() -> bytes:
 def draw_block_size() -> bytes:
     cases = run("block_size")
     places = [str(case.values["kv_cache.block_size"]) for case in cases]
-    hit = [100 * case.number("prefix_cache_hit_rate") for case in cases]
+    hit = [hit_percent(case) for case in cases]
     used = [100 * case.number("max_kv_cache_usage") for case in cases]
     panel = partial(Panel, places=places, xlabel="block size (tokens)")
-    return draw_panels([panel("Hit rate", "%", {"": hit}), panel("Most KV used", "%", {"": used})])
+    return draw_panels(
+        [panel("Found of prompts", "%", {"": hit}), panel("Most KV used", "%", {"": used})]
+    )
 
 
 def draw_pressure() -> bytes:
@@ -180,6 +184,10 @@ def draw_template() -> bytes:
         series[f"{num_blocks:,} blocks"] = [case.number("p50_ttft_ms") for case in chosen]
     places = [name.replace(" ", "\n") for name in names]
     return draw_panels([Panel("Templates of 4,096 tokens: TTFT p50", "ms", series, places)])
+
+
+def template_rows(number: str) -> list[list[str]]:
+    return template_crossing((case, TEMPLATE[number](case)) for case in run("template_salts"))
 
 
 def sequence_rows(name: str, width: str) -> list[list[str]]:
@@ -272,7 +280,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "block_size": of("block_size", BLOCK_SIZE),
     "pressure": of("pressure", PRESSURE),
     "allocator": of("allocator", ALLOCATOR),
-    "template_length": of("template_length", {"template": scenario, **TEMPLATE}),
+    "template_salts": lambda: template_rows("hit tokens"),
+    "template_salts:ttft": lambda: template_rows("TTFT p50"),
     "template_order": of("template_order", TEMPLATE_ORDER),
     "parallel": lambda: sequence_rows("parallel", "n"),
     "beam_search": lambda: sequence_rows("beam_search", "W"),

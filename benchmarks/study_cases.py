@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import simserve
-from simserve.config.sweep_loader import load_points, load_sweep
+from simserve.config.sweep_loader import Point, load_points, load_sweep
 from simserve.metrics.result import RunResult
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "studies"
@@ -34,7 +34,20 @@ Column = Callable[[Case], str]
 def run(name: str) -> Cases:
     """Simulate every point of a configuration."""
     points = load_points(load_sweep(CONFIGS / f"{name}.yaml"))
-    return [Case(one.scenario, one.values, simserve.run(one.loaded)) for one in points]
+    return [simulated(point) for point in points]
+
+
+def simulated(point: Point) -> Case:
+    """A point, simulated unless an equal one was."""
+    assert point.loaded is not None
+    key = point.loaded.config.model_dump_json()
+    if key not in _results:
+        _results[key] = simserve.run(point.loaded)
+    return Case(point.scenario, point.values, _results[key])
+
+
+_results: dict[str, RunResult] = {}
+"""By configuration, in full."""
 
 
 def key(name: str, digits: int = 0, factor: float = 1.0) -> Column:

@@ -70,7 +70,7 @@ PARTS = (
             "workload.synthetic.sessions.turns={kind: constant, value: 4}",
         ),
     ),
-    Part("template_length"),
+    Part("template_salts"),
     Part(
         "template_order",
         keep=lambda scenario, values: (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -62,12 +62,17 @@ def mean_of_requests(measure: Callable[[Any, int], Any]) -> Column:
     return column
 
 
+def hit_percent(case: Case) -> float:
+    """Of all prompt tokens, those that were found; each request counts once."""
+    return float(100 * case.number("total_cached_tokens") / case.number("total_input_tokens"))
+
+
 BLOCK_SIZE = {
     "block size": setting("kv_cache.block_size"),
     "blocks a table": mean_of_requests(lambda length, size: -(-length // size)),
     "tokens unused in the last block": mean_of_requests(lambda length, size: -length % size),
     "hit tokens": key("total_cached_tokens"),
-    "hit rate (%)": key("prefix_cache_hit_rate", 1, 100.0),
+    "of prompt tokens (%)": lambda case: f"{hit_percent(case):.1f}",
     "TTFT p50": key("p50_ttft_ms", 1),
     "most KV used (%)": key("max_kv_cache_usage", 1, 100.0),
 }
@@ -136,12 +141,29 @@ def sequences(width: str) -> dict[str, Column]:
     }
 
 
+WHOSE = {
+    "template_equal_grouped.jsonl": "equal salts, grouped",
+    "template_equal_interleaved.jsonl": "equal salts, in turns",
+    "template_different_grouped.jsonl": "four salts, grouped",
+    "template_different_interleaved.jsonl": "four salts, in turns",
+    "template_unique.jsonl": "all unique",
+}
+"""By trace, what its tenants have in common and in which order they ask."""
+
+
+def template_crossing(cells: Iterable[tuple[Case, str]]) -> list[list[str]]:
+    """A row a length of the template, a column a trace; each case with the text to show."""
+    rows: dict[str, dict[str, str]] = {}
+    for case, text in cells:
+        rows.setdefault(scenario(case), {})[case.values["workload.trace.path"]] = text
+    body = ([length, *(row.get(path, "–") for path in WHOSE)] for length, row in rows.items())
+    return [["template", *WHOSE.values()], *body]
+
+
 TEMPLATE = {
     "TTFT p50": key("p50_ttft_ms", 1),
     "hit tokens": key("total_cached_tokens"),
-    "of prompt tokens (%)": lambda case: (
-        f"{100 * case.number('total_cached_tokens') / case.number('total_input_tokens'):.1f}"
-    ),
+    "of prompt tokens (%)": lambda case: f"{hit_percent(case):.1f}",
 }
 TEMPLATE_ORDER = {
     "requests": scenario,

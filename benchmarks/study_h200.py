@@ -9,10 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study_cases import Case, Column
+from study_cases import Case, Column, simulated
 from study_cells import NUM_GPU_BLOCKS, PARTS, Part, cells, swept_keys
-
-import simserve
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 MEASURED = RESULTS / "studies_h200.json"
@@ -85,10 +83,8 @@ def pairs(config: str) -> Pairs:
     for cell in cells(part, blocks_of(part, rows)):
         name = cell.name.partition("#")[0]
         if (ran := rows.pop(name, None)) is not None:
-            scenario, values, loaded = cell.point.scenario, cell.point.values, cell.point.loaded
-            assert loaded is not None
-            simulated = Case(scenario, values, simserve.run(loaded))
-            found.append(Pair(Real(scenario, values, ran), simulated))
+            real = Real(cell.point.scenario, cell.point.values, ran)
+            found.append(Pair(real, simulated(cell.point)))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 from study_attention import decode_steps
-from study_cases import key, scenario, share, shown
+from study_cases import key, share, shown
 from study_cells import BUDGET, PARTS, THRESHOLD
 from study_columns import (
     ALLOCATOR,
@@ -19,6 +19,7 @@ from study_columns import (
     TEMPLATE,
     TEMPLATE_ORDER,
     sequences,
+    template_crossing,
 )
 from study_h200 import (
     Pair,
@@ -99,6 +100,12 @@ def hit_tokens(pair: Pair, name: str) -> str:
     tables.append(pair.simulated.result.requests)
     sums = (table.loc[table["class"] == name, "cached_tokens"].sum() for table in tables)
     return " / ".join(dict.fromkeys(f"{one:,}" for one in sums))
+
+
+def template_salts(number: str) -> Lines:
+    """A row a length, a column a trace, real / simulated."""
+    found = [(pair.simulated, both(TEMPLATE[number])(pair)) for pair in pairs("template_salts")]
+    return lines(template_crossing(found) if found else None)
 
 
 def block_kernels() -> Lines:
@@ -184,7 +191,8 @@ BLOCKS: dict[str, Callable[[], Lines]] = {
     "h200:block_order": block_order,
     "h200:pressure": of("pressure", PRESSURE),
     "h200:allocator": of("allocator", ALLOCATOR),
-    "h200:template_length": of("template_length", {"template": scenario, **TEMPLATE}),
+    "h200:template_salts": lambda: template_salts("hit tokens"),
+    "h200:template_salts:ttft": lambda: template_salts("TTFT p50"),
     "h200:template_order": of("template_order", TEMPLATE_ORDER),
     "h200:parallel": of("parallel", sequences("n")),
     "h200:beam_search": of("beam_search", sequences("W")),

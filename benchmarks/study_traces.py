@@ -15,6 +15,8 @@ from simserve.workload.scenarios import long_vs_short
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs" / "studies"
 PROMPT_LENS = (256, 1024, 4096, 16384)
+TEMPLATE_LENS = (0, 15, 16, 17, 256, 4096)
+SLICE_S = 20.0
 
 
 def long_prefill(position: str) -> Iterator[TraceRequest]:
@@ -40,12 +42,24 @@ def repeats() -> Iterator[TraceRequest]:
         yield request(i, 3.0 * i, ((segment, prompt_len),), name)
 
 
-def one_template(kind: str) -> Iterator[TraceRequest]:
-    """40 requests on a template of 4,096 tokens: of one tenant, of four, or in name only."""
-    for i in range(40):
-        template = (f"template{i}" if kind == "unique" else "template", 4096)
-        salt = {"shared": "tenant0", "salted": f"tenant{i % 4}"}.get(kind)
-        yield request(i, 0.3 * i, (template, (f"own{i}", 100)), "all", salt)
+def one_template(kind: str, order: str = "interleaved") -> Iterator[TraceRequest]:
+    """Templates of six lengths, 40 requests each, which begin every `SLICE_S`.
+
+    They are of four tenants with equal or different salts, one tenant after the other or in turns.
+    What is unique has a template in name only.
+    """
+    for place, length in enumerate(TEMPLATE_LENS):
+        for i in range(40):
+            tenant = i // 10 if order == "grouped" else i % 4
+            text = f"own template {length}/{i}" if kind == "unique" else f"template {length}"
+            parts = ((text, length), (f"own {length}/{i}", 100))
+            yield request(
+                40 * place + i,
+                SLICE_S * place + 0.3 * i,
+                parts if length else parts[1:],
+                f"tenant {tenant}",
+                {"equal": "salt", "different": f"salt {tenant}"}.get(kind),
+            )
 
 
 def four_templates(order: str) -> Iterator[TraceRequest]:
@@ -75,7 +89,12 @@ def request(
 TRACES = {
     **{f"long_{place}": (long_prefill, place) for place in ("first", "middle", "last")},
     "repeats": (repeats,),
-    **{f"template_{kind}": (one_template, kind) for kind in ("shared", "salted", "unique")},
+    **{
+        f"template_{kind}_{order}": (one_template, kind, order)
+        for kind in ("equal", "different")
+        for order in ("grouped", "interleaved")
+    },
+    "template_unique": (one_template, "unique"),
     **{f"templates_{order}": (four_templates, order) for order in ("grouped", "interleaved")},
 }
 

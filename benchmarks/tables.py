@@ -21,6 +21,7 @@ from typing import Any
 from accuracy import TABLES as ACCURACY
 from accuracy_causes import table as accuracy_causes_table
 from accuracy_cross import table as accuracy_cross_table
+from calibrated_runs import host_table as calibrated_host_table
 from calibrated_runs import step_table as calibrated_steps_table
 from calibrated_runs import table as calibrated_runs_table
 from kernels_counters import table as counters_table
@@ -214,14 +215,19 @@ def speculative(report: Report) -> Iterator[str]:
     yield ""
     parts = ["draft", "forward", "sample", "prepare"]
     cells = [["requests", "drafts", "k", "steps", "tokens", "step", *parts, "accepted", "a token"]]
-    for row in sorted(report["rows"], key=lambda row: row["batch"]):
+
+    def place(row: Report) -> tuple[int, bool, str, int]:
+        drafts = row["drafts"]
+        return row["batch"], drafts != "none", drafts, row["num_speculative_tokens"]
+
+    for row in sorted(report["rows"], key=place):
         k = row["num_speculative_tokens"]
         length = row.get("spec_decode_mean_acceptance_length", 1.0)
         times = [row["step_ms"], *(row.get(f"{part}_ms", 0.0) for part in parts)]
         cells.append(
             [
                 str(row["batch"]),
-                row.get("drafts", "ngram" if k else "none"),
+                row["drafts"],
                 *(str(k), str(row["num_steps"]), f"{row['num_tokens']:g}"),
                 *(f"{one:.2f}" for one in (*times, length - 1, row["step_ms"] / length)),
             ]
@@ -253,11 +259,12 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "kernels: counters": ("kernels_counters_h200.json", counters),
     "steps": ("real_steps_h200.json", steps),
     "speculative": ("speculative_h200.json", speculative),
-    "speculative: draft model": ("speculative_draft_h200.json", speculative),
     "real: host": ("real_vs_sim.json", host_share),
     "real and simulated": ("real_vs_sim.json", real_and_simulated),
+    "real and simulated: drafts": ("real_drafts_h200.json", real_and_simulated),
     "calibrated: steps": ("calibrated_runs_h200.json", calibrated_steps_table),
     "calibrated: runs": ("calibrated_runs_h200.json", calibrated_runs_table),
+    "calibrated: host known": ("calibrated_runs_h200.json", calibrated_host_table),
     "accuracy: transfer": ("accuracy.json", ACCURACY["transfer"]),
     "accuracy: cross": ("accuracy_cross.json", accuracy_cross_table),
     "accuracy: causes": ("accuracy_causes.json", accuracy_causes_table),

@@ -45,6 +45,8 @@ class Written(NamedTuple):
     summary: Mapping[str, Scalar]
     directory: Path
     picture: Path | None
+    warnings: tuple[str, ...] = ()
+    """Of the configuration, and of what came up in the run."""
 
 
 class _Run(NamedTuple):
@@ -105,7 +107,8 @@ def run_to_directory(
 
                 picture = draw_run(new.result(facts))
             directory = new.take_place(picture)
-    return Written(facts.summary_dict, directory, directory / PICTURE if picture else None)
+    drawn = directory / PICTURE if picture else None
+    return Written(facts.summary_dict, directory, drawn, facts.warnings)
 
 
 def _run_all(

@@ -257,6 +257,9 @@ class SteadyScheduler(Protocol):
 
         Afterwards the state is that after the schedule() of the last of them, so that its update()
         is still to come. Returns what each but the first took, `count - 1` numbers each.
+
+        Where steps are planned ahead, the step before `plan` has been updated when this is called,
+        and the update() of the last two is still to come.
         """
         ...
 
@@ -314,7 +317,8 @@ class Executor(Protocol):
         ...
 
     def submit(self, run: StepRun, start_s: float) -> StepResult:
-        """Start steps at `start_s`, on the engine's clock; not more than one run is in progress."""
+        """Start steps at `start_s`, on the engine's clock; not more than one run is in progress,
+        or two where steps are planned ahead."""
         ...
 
 

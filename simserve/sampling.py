@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-__all__ = ["MOST_LOGPROBS", "RequestSampling"]
+__all__ = ["MOST_BIAS", "MOST_LOGPROBS", "RequestSampling"]
+
+MOST_BIAS = 100
+"""What vLLM's server limits biases to: they move tokens to the front or the end, but mask none."""
 
 MOST_LOGPROBS = 20
 """Of the likeliest tokens, those whose log-probabilities a user may ask for."""
@@ -67,8 +70,9 @@ class RequestSampling:
         _check("min_tokens", self.min_tokens, self.min_tokens >= 0, "at least 0")
         for name, tokens in self.named_tokens.items():
             _check(name, list(tokens), min(tokens, default=0) >= 0, "made of token ids")
-        biases = self.logit_bias.values()
-        _check("logit_bias", dict(self.logit_bias), all(map(math.isfinite, biases)), "finite")
+        fits = all(-MOST_BIAS <= bias <= MOST_BIAS for bias in self.logit_bias.values())
+        what = f"made of numbers from -{MOST_BIAS} to {MOST_BIAS}"
+        _check("logit_bias", dict(self.logit_bias), fits, what)
         _check("bad_words", list(self.bad_words), all(self.bad_words), "without empty ones")
         if self.allowed_token_ids is not None:
             _check("allowed_token_ids", "empty", bool(self.allowed_token_ids), "at least one token")
@@ -85,17 +89,26 @@ class RequestSampling:
             "bad_words": tuple(chain.from_iterable(self.bad_words)),
         }
 
-    @property
-    def contradiction(self) -> tuple[str, str] | None:
-        """A setting that leaves no token to choose from beside the others, and why."""
-        if self.allowed_token_ids is None:
+    def contradiction(
+        self, vocab_size: int, eos_token_ids: Iterable[int] = ()
+    ) -> tuple[str, str] | None:
+        """A setting that leaves no token to choose from beside the others, and why.
+
+        Bad words of several tokens are not weighed: they forbid one only behind the others.
+        """
+        allowed: Sequence[int] = range(vocab_size)
+        of_what = "the vocabulary"
+        if self.allowed_token_ids is not None:
+            allowed, of_what = self.allowed_token_ids, "allowed_token_ids"
+        masked = {word[0] for word in self.bad_words if len(word) == 1}
+        if all(token in masked for token in allowed):
+            return "bad_words", f"leave none of {of_what}"
+        if not self.min_tokens:
             return None
-        single = {word[0] for word in self.bad_words if len(word) == 1}
-        left = set(self.allowed_token_ids) - single
-        if not left:
-            return "bad_words", "leave none of allowed_token_ids"
-        if self.min_tokens and left <= set(self.stop_token_ids):
-            return "min_tokens", "all of allowed_token_ids end a request: none is left before that"
+        ends = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
+        if all(token in ends or token in masked for token in allowed):
+            those = f"all of {of_what} that bad_words leave" if masked else f"all of {of_what}"
+            return "min_tokens", f"{those} end a request: none is left before that"
         return None
 
 

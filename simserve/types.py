@@ -125,13 +125,15 @@ def output_segment(request_id: str) -> str:
 class Pace:
     """How far the requests that take one token in every step have come, counted in steps."""
 
-    __slots__ = ("scheduled", "updated")
+    __slots__ = ("placeholders", "scheduled", "updated")
 
     def __init__(self) -> None:
         self.scheduled = 0
         """Steps scheduled."""
         self.updated = 0
         """Steps whose tokens are known."""
+        self.placeholders = 0
+        """Tokens planned with and not yet known, where steps are planned ahead."""
 
 
 class Request:
@@ -145,12 +147,12 @@ class Request:
         "_computed",
         "_known",
         "_pace",
+        "_placeholders",
         "arrival_s",
         "draft_tokens",
         "finish_reason",
         "max_tokens",
         "num_cached_tokens",
-        "num_output_placeholders",
         "num_preemptions",
         "priority",
         "prompt_len",
@@ -178,7 +180,7 @@ class Request:
         """Set by the KV manager: as long as no more tokens than this are computed or looked ahead
         for, `allocate_slots` of a running request has nothing to do."""
         self.draft_tokens: Sequence[int] = ()
-        self.num_output_placeholders = 0
+        self._placeholders = 0
         self.num_cached_tokens = -1
         """Prefix hit at the first admission; -1 before it."""
         self.num_preemptions = 0
@@ -202,10 +204,21 @@ class Request:
     def num_computed_tokens(self, value: int) -> None:
         self._computed = value if self._pace is None else value - self._pace.scheduled
 
+    @property
+    def num_output_placeholders(self) -> int:
+        """Tokens planned with and not yet known, where steps are planned ahead."""
+        pace = self._pace
+        return self._placeholders if pace is None else self._placeholders + pace.placeholders
+
+    @num_output_placeholders.setter
+    def num_output_placeholders(self, value: int) -> None:
+        self._placeholders = value if self._pace is None else value - self._pace.placeholders
+
     def join(self, pace: Pace) -> int:
         """Take one token in every step from now on; what to add to steps for computed tokens."""
         self._known -= pace.updated
         self._computed -= pace.scheduled
+        self._placeholders -= pace.placeholders
         self._pace = pace
         return self._computed
 
@@ -215,6 +228,7 @@ class Request:
         if pace is not None:
             self._known += pace.updated
             self._computed += pace.scheduled
+            self._placeholders += pace.placeholders
             self._pace = None
 
     @property

@@ -21,7 +21,6 @@ from simserve_kernels.layouts import CacheLayout, CacheShape, check_cache
 
 __all__ = [
     "BLOCK_SIZES",
-    "FLOAT_DTYPES",
     "FP8_DTYPE",
     "HEAD_SIZES",
     "AttentionOptions",
@@ -33,6 +32,7 @@ __all__ = [
     "check_index",
     "check_kv_cache",
     "check_last_dim_contiguous",
+    "check_logits",
     "check_same_device",
     "check_shape",
     "check_slopes",
@@ -128,6 +128,15 @@ def check_index(name: str, tensor: torch.Tensor, expected: tuple[int | str, ...]
     check_dtype(name, tensor, INDEX_DTYPES)
     check_shape(name, tensor, expected)
     check_last_dim_contiguous(name, tensor)
+
+
+def check_logits(logits: torch.Tensor) -> tuple[int, int]:
+    """Return the rows and the vocabulary of logits; refuse what is no `[rows, vocab]` of floats."""
+    check_float("logits", logits)
+    check_shape("logits", logits, ("num_rows", "vocab_size"))
+    check_last_dim_contiguous("logits", logits)
+    num_rows, vocab_size = logits.shape
+    return num_rows, vocab_size
 
 
 def check_slopes(slopes: torch.Tensor | None, num_heads: int) -> None:

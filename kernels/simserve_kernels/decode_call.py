@@ -24,7 +24,7 @@ from simserve_kernels.checks import (
 )
 from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides, token_run
 
-__all__ = ["WORDS", "DecodeCall", "DecodeNumbers", "DecodeOptions", "DecodeStrides", "checked_call"]
+__all__ = ["DecodeCall", "DecodeNumbers", "DecodeOptions", "DecodeStrides", "checked_call"]
 
 WORDS = torch.int16
 

@@ -48,7 +48,7 @@ from simserve_kernels.decode_workspace import (
     split_grid,
 )
 
-__all__ = ["SplitTile", "decode_split", "split_tile"]
+__all__ = ["decode_split"]
 
 _FINE_TOKENS = 512
 _LONG, _MANY = 8192, 32

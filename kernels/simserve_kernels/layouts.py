@@ -25,7 +25,6 @@ __all__ = [
     "CacheShape",
     "KVStrides",
     "allocate_cache",
-    "cache_shapes",
     "check_cache",
     "kv_strides",
     "packing",

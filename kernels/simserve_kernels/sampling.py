@@ -19,13 +19,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from simserve_kernels.checks import (
-    check_float,
-    check_last_dim_contiguous,
-    check_same_device,
-    check_shape,
-    device_guard,
-)
+from simserve_kernels.checks import check_logits, check_same_device, device_guard
 from simserve_kernels.sampling_draw import draw_kernel, pick_kernel
 from simserve_kernels.sampling_guess import guess_kernel
 from simserve_kernels.sampling_passes import gather_kernel, sketch_kernel, survey_kernel
@@ -103,10 +97,7 @@ def sample(
         TypeError: dtypes that the kernels do not know.
         ValueError: shapes or devices that do not fit.
     """
-    check_float("logits", logits)
-    check_shape("logits", logits, ("num_rows", "vocab_size"))
-    check_last_dim_contiguous("logits", logits)
-    num_rows, vocab_size = logits.shape
+    num_rows, vocab_size = check_logits(logits)
     if not 0 < vocab_size < 2**31:
         raise ValueError(f"logits has {vocab_size} columns: it must be from 1 to 2³¹ − 1")
     columns.check(num_rows)

@@ -16,8 +16,7 @@ import triton.language as tl
 
 from simserve_kernels.checks import (
     check_dtype,
-    check_float,
-    check_last_dim_contiguous,
+    check_logits,
     check_same_device,
     check_shape,
     device_guard,
@@ -90,10 +89,7 @@ def store_logprobs(
         TypeError: dtypes that the kernels do not know.
         ValueError: shapes or devices that do not fit.
     """
-    check_float("logits", logits)
-    check_shape("logits", logits, ("num_rows", "vocab_size"))
-    check_last_dim_contiguous("logits", logits)
-    num_rows, vocab_size = logits.shape
+    num_rows, vocab_size = check_logits(logits)
     for name, one, dtype in (("tokens", tokens, torch.int64), ("wanted", wanted, torch.int32)):
         check_dtype(name, one, (dtype,))
         check_shape(name, one, (num_rows,))

@@ -1,7 +1,7 @@
 """Sampling in plain torch: what the kernels must agree with, on any device and in any precision.
 
-The order is that of vLLM: temperature, min-p, top-k, top-p, draw. `logits` are those after masks
-and penalties (`sampling_logits`).
+The order is that of vLLM: masks, biases and penalties (`apply_rules`), then temperature, min-p,
+top-k, top-p, draw.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ __all__ = [
     "kept_weights",
     "logprobs_of",
     "sample",
-    "second_uniforms",
     "store_logprobs",
     "uniforms",
 ]
@@ -114,22 +113,17 @@ def uniforms(seeds: list[int], steps: list[int]) -> list[float]:
 
     (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.)
     """
-    return [_philox(seed, step)[0] / 2.0**64 for seed, step in zip(seeds, steps, strict=True)]
+    return [_philox(seed, step) / 2.0**64 for seed, step in zip(seeds, steps, strict=True)]
 
 
-def second_uniforms(seeds: list[int], steps: list[int]) -> list[float]:
-    """Return others that do not depend on these: the 64 bits that follow."""
-    return [_philox(seed, step)[1] / 2.0**64 for seed, step in zip(seeds, steps, strict=True)]
-
-
-def _philox(seed: int, step: int) -> tuple[int, int]:
+def _philox(seed: int, step: int) -> int:
     c0, c1, c2, c3 = step & _WORD, step >> 32 & _WORD, 0, 0
     k0, k1 = seed & _WORD, seed >> 32 & _WORD
     for _ in range(10):
         a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
         c0, c1, c2, c3 = b >> 32 ^ c1 ^ k0, b & _WORD, a >> 32 ^ c3 ^ k1, a & _WORD
         k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD
-    return c0 << 32 | c1, c2 << 32 | c3
+    return c0 << 32 | c1
 
 
 def apply_rules(

@@ -1,8 +1,8 @@
 """Masks, biases and penalties on a batch of logits, from state that lies on the device.
 
-`sampling_logits` says what each of them does, for one request at a time; here every row of logits
-belongs to a request whose state has a row of its own, kept from step to step. Rows without rules
-are read by nobody. `sampling_reference.apply_rules` is the same in plain torch.
+vLLM's order: biases and masks (allowed tokens, bad words, minimum length), then penalties. Every
+row of logits belongs to a request whose state has a row of its own, kept from step to step. Rows
+without rules are read by nobody. `sampling_reference.apply_rules` is the same in plain torch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import triton.language as tl
 
 from simserve_kernels.checks import (
     check_dtype,
-    check_float,
     check_last_dim_contiguous,
+    check_logits,
     check_same_device,
     check_shape,
     device_guard,
@@ -65,10 +65,7 @@ def apply_rules(
         TypeError: dtypes that the kernels do not know.
         ValueError: shapes or devices that do not fit.
     """
-    check_float("logits", logits)
-    check_shape("logits", logits, ("num_logits", "vocab_size"))
-    check_last_dim_contiguous("logits", logits)
-    num_logits, vocab_size = logits.shape
+    num_logits, vocab_size = check_logits(logits)
     for name, one in (("rows", rows), ("positions", positions)):
         check_dtype(name, one, (torch.int64,))
         check_shape(name, one, (num_logits,))

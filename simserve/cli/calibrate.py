@@ -42,8 +42,8 @@ def calibrate(
     device: Annotated[str, typer.Option(help="cuda, or cpu (plain torch).")] = "cuda",
     time_limit: TimeLimitOption = 110.0,
     traffic_steps: Annotated[
-        int, typer.Option(min=20, help="Steps of each of four streams of traffic.")
-    ] = 300,
+        int, typer.Option(min=20, help="Steps of each of six streams of traffic.")
+    ] = 200,
     override: OverrideOption = None,
     steps: Annotated[
         Path | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from simserve.types import ModelShape
 
 __all__ = ["capacity"]
+
+
+def _limit(meaning: str) -> Any:
+    """A count, bounded as in configurations."""
+    return typer.Option(min=1, max=10**9, help=meaning)
 
 
 def capacity(
@@ -24,13 +29,13 @@ def capacity(
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     gpu_memory_utilization: Annotated[float, typer.Option(help="Share of the GPU to use.")] = 0.9,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Token budget of a step. Default: as `run` has it.")
+        int | None, _limit("Token budget of a step. Default: as `run` has it.")
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Most requests in a step. Default: as `run` has it.")
+        int | None, _limit("Most requests in a step. Default: as `run` has it.")
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Check that a request of so many tokens fits.")
+        int | None, _limit("Check that a request of so many tokens fits.")
     ] = None,
     draft_model: Annotated[
         str | None, typer.Option(help="Of speculative decoding: preset or path, as --model.")
@@ -80,9 +85,10 @@ def _shape(model: str, dtype: str) -> ModelShape:
     """Of a preset, or a file or folder."""
     from dataclasses import replace
 
+    from simserve.config.model_spec import is_path
     from simserve.config.presets import load_model
 
-    shape = load_model({"config": model} if model.endswith(".json") or "/" in model else model)
+    shape = load_model({"config": model} if is_path(model) else model)
     return shape if dtype == "auto" else replace(shape, dtype=dtype)
 
 

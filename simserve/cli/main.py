@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
 from importlib import import_module
@@ -72,7 +73,7 @@ class _LazyGroup(TyperGroup):
         return name, _load(name) if stand_in and name else stand_in, rest
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override, unused-ignore]
-        """Run a command. Errors of simserve become a message and their exit code, Ctrl-C 130."""
+        """Run a command. Errors of simserve or files become a message and exit code, Ctrl-C 130."""
         try:
             return super().invoke(ctx)  # type: ignore[arg-type, unused-ignore]
         except SimserveError as error:
@@ -81,6 +82,11 @@ class _LazyGroup(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # who reads the output has seen enough: typer ends quietly
+            typer.echo(f"cannot read or write: {error}", err=True)
+            raise typer.Exit(2) from None
 
 
 def _load(name: str) -> Any:

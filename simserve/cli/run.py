@@ -97,6 +97,9 @@ def run(
             metrics=asked.percentile_metrics if percentile_metrics else None,
             percentiles=asked.percentiles if metric_percentiles else None,
         )
+        for warning in written.warnings:
+            if warning not in loaded.warnings:
+                typer.echo(f"warning: {warning}", err=True)
     if is_real and not quiet:
         _warn_of_compilers(written)
     if written.summary.get("status") == "interrupted":
@@ -146,7 +149,7 @@ def free_directory(config: str, out: str | None) -> Path:
             raise RunDirectoryError(f"{out:.200}: cannot write there: {error}") from error
         if not is_free:
             raise RunDirectoryError(f"{out}: exists already; name a new or empty folder for --out")
-        return path
+        return path.resolve() if path.is_symlink() and path.is_dir() else path
     first = Path("runs") / Path(config).stem
     path, number = first, 1
     while path.exists():

@@ -113,7 +113,9 @@ def sweep(
             )
         except KeyboardInterrupt:
             done = f"interrupted: {progress.num_done} of {len(points)} points are done"
-            typer.echo(f"{done}; --resume --out {directory} runs the others", err=True)
+            is_all = progress.num_done == len(points)
+            rest = "writes the summary" if is_all else "runs the others"
+            typer.echo(f"{done}; --resume --out {directory} {rest}", err=True)
             raise typer.Exit(130) from None
     if not quiet:
         _print_result(result, loaded.sweep)

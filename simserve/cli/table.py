@@ -12,7 +12,7 @@ from simserve.report.outcomes import NONE_COMPLETED, cached_share, rejections
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["print_run", "print_summary"]
+__all__ = ["print_run"]
 
 Summary = Mapping[str, Scalar]
 

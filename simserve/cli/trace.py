@@ -153,7 +153,8 @@ def convert(
 def _open(file: Path, format: str, on_bad_row: str, options: list[str] | None) -> Trace:
     from simserve.workload.trace import open_trace
 
-    return open_trace(file, format=format, on_bad_row=on_bad_row, **_reader_options(options))
+    given = _reader_options(options)
+    return open_trace(file, format=format, on_bad_row=on_bad_row, reader_options=given)
 
 
 def _reader_options(options: list[str] | None) -> dict[str, Any]:

@@ -52,9 +52,10 @@ def validate(
     Exit status: 0 all within limits, 1 something is not, 2 a file or an option is wrong.
     """
     from simserve.cli.validate_table import print_validation
+    from simserve.fidelity.judged_logs import group_repeats
     from simserve.fidelity.timing import profile_timing
     from simserve.fidelity.tolerances import parse_tolerances
-    from simserve.fidelity.validate import group_repeats, validate_workload
+    from simserve.fidelity.validate import validate_workload
     from simserve.fidelity.vllm_log import read_vllm_log
 
     limits, scale = parse_tolerances(tolerance or []), _parse_scale(host_scale)
@@ -63,7 +64,7 @@ def validate(
     groups = group_repeats(read) if scale is not None else [[log] for log in read]
     validations = []
     for group in groups:
-        timing = profile_timing(profile, group[0])
+        timing = profile_timing(profile, *group)
         validations.append(validate_workload(group, timing, host_scale=scale, tolerances=limits))
         print_validation(validations[-1])
     write_json(json_file, [one.as_json() for one in validations])

@@ -18,6 +18,8 @@ _COUNTS = {
     "num_preemptions": "preemptions",
     "prefix_hit_tokens": "prefix-hit tokens",
 }
+_ATTRIBUTED = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "e2el_p50")
+"""What fits on a screen; the JSON file has more."""
 _RUNS = {
     "scheduling": "our plans, real times",
     "pricing": "real plans, priced",
@@ -39,6 +41,10 @@ def print_validation(validation: Validation) -> None:
         console.print("plans: all equal to the engine's")
     else:
         console.print(f"plans: first difference at {validation.divergence}")
+    for name, difference in zip(validation.logs, validation.replayed, strict=True):
+        equal = difference is None
+        found = "all plans equal" if equal else f"PLANS DIFFER at {difference}"
+        console.print(f"{name} at its own times: {found}")
     console.print(f"misses: {', '.join(validation.misses) or 'none'}\n")
 
 
@@ -108,10 +114,10 @@ def _print_steps(validation: Validation, console: Console) -> None:
 def _print_attribution(validation: Validation, console: Console) -> None:
     table = _table(f"errors of {validation.logs[0]} by cause")
     table.add_column("")
-    for name in validation.attribution:
+    for name in _ATTRIBUTED:
         table.add_column(_title(name), justify="right")
     for run, title in _RUNS.items():
-        errors = [by_run[run] for by_run in validation.attribution.values()]
+        errors = [validation.attribution[name][run] for name in _ATTRIBUTED]
         table.add_row(title, *(_percent(error, sign=True) for error in errors))
     console.print(table)
 

@@ -230,7 +230,11 @@ def _simulated_steps(
         ]
         sampling = None if warnings else _sampling(loaded, config, seed)
     executor = SimulatedExecutor(
-        cost_model, drafter(loaded, seed), sampling, draft_cost=draft_cost(loaded)
+        cost_model,
+        drafter(loaded, seed),
+        sampling,
+        draft_cost=draft_cost(loaded),
+        plans_ahead=loaded.config.scheduler.async_scheduling,
     )
     return _Steps(scheduler, executor, cost_model, sampling=sampling, warnings=tuple(warnings))
 
@@ -275,10 +279,8 @@ def _scheduler(loaded: LoadedConfig, kv: KVCacheManager) -> Scheduler:
     if not config.async_scheduling:
         cls = resolve("schedulers", config.kind, loaded.base_dir)
     check_protocol(cls, "schedulers")
-    if not is_builtin("schedulers", config.kind):
-        cls = checked(cls)
     scheduler: Scheduler = cls(params, kv)
-    return scheduler
+    return scheduler if is_builtin("schedulers", config.kind) else checked(scheduler)
 
 
 def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:

@@ -14,6 +14,7 @@ from simserve.config.executor import Real
 from simserve.config.loader import LoadedConfig, placed
 from simserve.config.model_spec import plain_spec
 from simserve.config.presets import load_decoder_shape
+from simserve.config.sampling_checks import contradictions
 from simserve.config.trace_sampling import own_sampling
 from simserve.errors import CapacityError, ConfigError, Problem
 from simserve.executor.real.decoder_shape import DecoderShape
@@ -251,7 +252,8 @@ def _max_logprobs(loaded: LoadedConfig, own: Sequence[Mapping[str, Any]] = ()) -
 
 
 def _check_ends(loaded: LoadedConfig, shape: DecoderShape) -> None:
-    """Refuse to wait for an end of sequence that the model does not name."""
+    """Refuse to wait for an end of sequence that the model does not name, or to allow nothing else
+    where none is allowed."""
     real = loaded.config.executor
     assert isinstance(real, Real)
     entries = {f"executor.sampling.{i}": one for i, one in enumerate(real.sampling)}
@@ -260,3 +262,5 @@ def _check_ends(loaded: LoadedConfig, shape: DecoderShape) -> None:
     if waits and not shape.eos_token_ids:
         message = f"{shape.model.name} names no eos_token_id: give it as one of stop_token_ids"
         raise ConfigError([Problem(path=f"{waits[0]}.ignore_eos", message=message)])
+    if problems := list(contradictions(loaded.config, loaded.model, shape.eos_token_ids)):
+        raise ConfigError(problems)

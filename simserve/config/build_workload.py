@@ -137,12 +137,15 @@ def trace_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Trace:
         file = _file_of(loaded, config)
         if not file.exists():
             raise ConfigError(f"{file}: there is no such file")
+        if file.is_dir():
+            raise ConfigError(f"{file}: is a folder, not a file")
     with loaded.placing("workload.trace.options" if options else "workload.trace.format"):
         return open_trace(
             file,
             format=config.format,
             on_bad_row=loaded.config.workload.on_bad_row,
-            **options,
+            base_dir=loaded.base_dir,
+            reader_options=options,
         )
 
 

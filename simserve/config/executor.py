@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from simserve.config.base import Fraction, Natural, Positive, Registered, Seconds, StrictModel
-from simserve.sampling import MOST_LOGPROBS, RequestSampling
+from simserve.sampling import MOST_BIAS, MOST_LOGPROBS, RequestSampling
 
 __all__ = [
     "Cost",
@@ -33,9 +33,12 @@ __all__ = [
 ]
 
 
+SHORTEST_STEP_S = 1e-12
+"""Of a formula: the rates of much shorter steps are too large for a number."""
 _BUILT_IN = ("formula", "roofline", "profile")
 Efficiency = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
 
 
 class FormulaCost(StrictModel):
@@ -56,6 +59,10 @@ class FormulaCost(StrictModel):
     def _not_free(self) -> Self:
         if not (self.base_s or self.per_token_s):
             raise ValueError("base_s and per_token_s are both 0: a step must take time")
+        if self.base_s + self.per_token_s < SHORTEST_STEP_S:
+            raise ValueError(
+                f"base_s and per_token_s are too small: a step takes at least {SHORTEST_STEP_S} s"
+            )
         return self
 
 
@@ -154,7 +161,7 @@ class OwnSampling(StrictModel):
     """Taken from it for each time that it was."""
     repetition_penalty: Positive = 1.0
     """Divides positive and multiplies negative logits of tokens in the prompt or put out before."""
-    logit_bias: dict[Annotated[int, Field(ge=0, strict=False)], float] = {}
+    logit_bias: dict[Annotated[int, Field(ge=0, strict=False)], Bias] = {}
     """Added to the logits of tokens, by token id."""
     allowed_token_ids: Annotated[tuple[Natural, ...], Field(strict=False, min_length=1)] | None = (
         None

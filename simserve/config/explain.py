@@ -105,6 +105,10 @@ def _message(error: Mapping[str, Any], path: KeyPath, document: Document, schema
         name, words = _LIMIT[kind]
         limit = context[name]
         return f"must be {words} {limit if isinstance(limit, int) else f'{limit:g}'}, not {value}"
+    if kind == "string_too_short":
+        return "must not be empty"
+    if kind == "string_unicode":
+        return "is not UTF-8 text"
     if kind == "too_short":
         return f"must have at least {context['min_length']} entry, not {context['actual_length']}"
     if kind in _WANTED:

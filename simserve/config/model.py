@@ -22,7 +22,7 @@ class RunConfig(StrictModel):
     """A simulation run. `model` and a workload are enough; all else has a default."""
 
     model: ModelSpec
-    """Name of a preset, or {config: path/to/config.json}."""
+    """Name of a preset, or path/to/config.json or {config: path/to/config.json}."""
     gpu: Annotated[str, OneOf("GPU preset", presets.gpu_names)] = "h200"
     """Name of a preset."""
     workload: Workload

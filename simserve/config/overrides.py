@@ -44,7 +44,10 @@ def _read(overrides: Overrides, problems: list[Problem]) -> list[tuple[KeyPath, 
     for text in overrides:
         _check_text(text)
         try:
+            text.encode()
             found.append(_parse(text))
+        except UnicodeEncodeError:
+            problems.append(Problem(path="", message="is not UTF-8 text", file=f"-o {text!a}"))
         except ConfigError as error:
             problems += error.problems
     return found

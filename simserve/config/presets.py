@@ -117,7 +117,7 @@ def _read_json(file: Path, shown: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         problem = Problem(path="", message=f"not JSON: {error.msg}", file=shown, line=error.lineno)
         raise ConfigError([problem]) from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{shown}: cannot read this config.json: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError([Problem(path="", message="not a JSON object", file=shown)])

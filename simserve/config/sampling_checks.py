@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from simserve.config.decoding import BeamSearch
-from simserve.config.executor import Executor, OwnSampling, Real
+from simserve.config.executor import Executor, OwnSampling, Real, Sampling
 from simserve.config.model import RunConfig
 from simserve.cost.sampling_file import sampling_gpus
 from simserve.errors import Problem
+from simserve.sampling import RequestSampling
 from simserve.types import GPU, ModelShape
 
 __all__ = [
     "NO_PENALTIES_WITH_DRAFTS",
     "OF_CHOSEN_TOKENS",
     "PENALTIES",
+    "contradictions",
+    "no_token_left",
     "sampling_problems",
     "unpriced",
 ]
@@ -35,6 +39,9 @@ OF_CHOSEN_TOKENS = {
 }
 """What means something only where the model's tokens are the request's."""
 
+
+_MASKS = ("allowed_token_ids", "bad_words", "stop_token_ids", "ignore_eos", "min_tokens")
+"""What tokens are forbidden by, or ends are."""
 
 OF_BEAMS = {"weight", "temperature", "seed"}
 """What may be said of requests that become beams, whose drawn tokens nobody uses."""
@@ -67,6 +74,7 @@ def sampling_problems(config: RunConfig, model: ModelShape, gpu: GPU) -> list[Pr
             *_too_many(place, executor),
         )
     ]
+    problems += contradictions(config, model)
     if executor.sampling and not is_real:
         message_of = unpriced(config, gpu)
         problems += [Problem(path="executor.sampling", message=one) for one in message_of]
@@ -117,9 +125,55 @@ def _too_many(place: _Place, executor: Executor) -> list[tuple[str, str]]:
     most = executor.max_logprobs if isinstance(executor, Real) else None
     if most is not None and one.logprobs is not None and one.logprobs > most:
         found.append(("logprobs", f"{one.logprobs} is more than executor.max_logprobs ({most})"))
-    if (contradiction := one.of_request.contradiction) is not None:
-        found.append(contradiction)
     return found
+
+
+def contradictions(
+    config: RunConfig, model: ModelShape, eos_token_ids: Sequence[int] = ()
+) -> Iterator[Problem]:
+    """Entries, and what classes say over entries, that leave no token to choose from.
+
+    Args:
+        config: what says so.
+        model: whose tokens.
+        eos_token_ids: those with which it ends a sequence, if they are known.
+    """
+    entries = config.executor.sampling
+    asked = [
+        *((f"executor.sampling.{i}", one, ()) for i, one in enumerate(entries)),
+        *((f"workload.{key}", one, entries) for key, one in config.workload.samplings.items()),
+    ]
+    for path, one, over in asked:
+        own = {key: value for key, value in one.given.items() if key != "weight"}
+        if found := no_token_left(own, over, model.vocab_size, eos_token_ids):
+            yield Problem(path=f"{path}.{found[0]}", message=found[1])
+
+
+def no_token_left(
+    own: Mapping[str, Any],
+    entries: Sequence[Sampling],
+    vocab_size: int,
+    eos_token_ids: Iterable[int],
+) -> tuple[str, str] | None:
+    """A setting that leaves no token to choose from, alone or over that of an entry, and why.
+
+    Args:
+        own: what a request, a class or an entry says itself: names the key.
+        entries: what it is said over.
+        vocab_size: tokens of the model.
+        eos_token_ids: those with which it ends a sequence.
+    """
+    alone = RequestSampling(**own).contradiction(vocab_size, eos_token_ids)
+    if alone is not None:
+        return alone
+    for i, entry in enumerate(entries):
+        base = entry.of_request
+        found = replace(base, **own).contradiction(vocab_size, eos_token_ids)
+        if found is not None and base.contradiction(vocab_size, eos_token_ids) is None:
+            name, why = found
+            key = next(one for one in (name, *_MASKS) if one in own)
+            return key, f"with executor.sampling.{i}, {name}: {why}"
+    return None
 
 
 def unpriced(config: RunConfig, gpu: GPU) -> list[str]:

@@ -15,6 +15,7 @@ from simserve.config.sampling_checks import (
     OF_BEAMS,
     OF_CHOSEN_TOKENS,
     PENALTIES,
+    no_token_left,
 )
 from simserve.errors import TraceError
 from simserve.sampling import RequestSampling
@@ -81,12 +82,13 @@ def _fault(
     if asked.get("ignore_eos") is False and eos_token_ids == ():
         return f"ignore_eos: {model.name} names no eos_token_id: give it as one of stop_token_ids"
     settings = RequestSampling(**asked)
-    if settings.contradiction is not None:
-        return ": ".join(settings.contradiction)
     for name, tokens in settings.named_tokens.items():
         largest = max(tokens, default=-1)
         if largest >= model.vocab_size:
             return f"{name}: {largest} is no token of {model.name}, which has {model.vocab_size}"
+    entries, ends = config.executor.sampling, eos_token_ids or ()
+    if found := no_token_left(asked, entries, model.vocab_size, ends):
+        return ": ".join(found)
     if (asked.get("logprobs") or 0) > model.vocab_size:
         return f"logprobs: is more than the {model.vocab_size} tokens of {model.name}"
     return None

@@ -9,10 +9,12 @@ import numpy as np
 
 from simserve.cost.checks import check_positive
 from simserve.cost.features import Features, extract
+from simserve.cost.heat import Heat
 from simserve.cost.profile_file import load_profile
 from simserve.cost.regimes import regime_of_counts
 from simserve.cost.step_model import PARTS, Path, larger, rates, sheet, step_parts
 from simserve.cost.step_work import NO_FACTORS, StepWork, step_work
+from simserve.cost.taken import num_taken
 from simserve.errors import ConfigError, OutOfDomainError
 from simserve.protocols import Price
 from simserve.shapes import resolve_kv_dtype
@@ -24,6 +26,7 @@ _HOST_PARTS = ("schedule_s", "inputs_s", "update_s")
 _HOST_PLACES = tuple(PARTS.index(part) for part in _HOST_PARTS)
 _TINY_S = 1e-30
 _GPU_PLACES = tuple(at for at in range(len(PARTS)) if at not in _HOST_PLACES)
+_KERNEL_PLACES = tuple(at for at in _GPU_PLACES if PARTS[at] != "launch_s")
 
 
 class ProfileCost:
@@ -64,7 +67,7 @@ class ProfileCost:
                 f"profile '{self.profile.name}' was measured on gpu '{self.profile.gpu}', "
                 f"the configuration has '{gpu.name}'"
             )
-        self.out_of_domain_steps = 0
+        self._num_outside = 0
         self._model = model.name
         self._window = model.sliding_window
         self._coefficients = self.profile.coefficients
@@ -77,7 +80,17 @@ class ProfileCost:
         self._host = self.profile.host if host == "as_measured" else host
         own = model.name == self.profile.model
         self._size_factors = self.profile.size_factors if own else NO_FACTORS
+        self._heat = Heat()
+        self._token_share_s = of_model.token_flops_s
         self._outside: dict[str, float] = {}
+        self._last: tuple[int, int, Features] | None = None
+        """The run priced last, if it is not yet looked at: number, steps, and their counts."""
+
+    @property
+    def out_of_domain_steps(self) -> int:
+        """Steps that were taken outside what was measured."""
+        self._look_at_last(None)
+        return self._num_outside
 
     @property
     def timing(self) -> str:
@@ -88,7 +101,7 @@ class ProfileCost:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a reader of results must know: where the profile went beyond its measurements."""
-        name, found = self.profile.name, []
+        num_outside, name, found = self.out_of_domain_steps, self.profile.name, []
         if self._model not in self.profile.measured_models:
             found.append(
                 f"profile '{name}': model '{self._model}' was not measured; it is priced by its "
@@ -106,7 +119,7 @@ class ProfileCost:
                 for low, high in [self.profile.domain[feature]]
             )
             found.append(
-                f"profile '{name}': {self.out_of_domain_steps} steps lie outside what was measured "
+                f"profile '{name}': {num_outside} steps lie outside what was measured "
                 f"and are extrapolated: {', '.join(worst)}"
             )
         return tuple(found)
@@ -128,18 +141,38 @@ class ProfileCost:
         features = extract(run, self._window)
         if features.num_tokens == 0:
             return Price([0.0] * run.count, dict.fromkeys(PARTS, 0.0))
-        self._check_domain(features, run.count)
+        self._look_at_last(run.plan.step)
+        if self.profile.out_of_domain == "error":
+            self._check_domain(features, run.count)
+        else:
+            self._last = run.plan.step, run.count, features
         sizes = self._prefill_graph_sizes if features.num_prefills else self._graph_sizes
         work = step_work(run, features, sizes, self._window, self._size_factors)
         host_scale = self._host_scale * host_factor
         parts = list(step_parts(self._rates, work, self._path(work, sizes), host_scale))
+        self._slow_down(parts, run, features.num_prefills > 0)
         if self._host == "overlaps":
             _hide_host(parts)
         total = parts[0]
         for part in parts[1:]:
             total = total + part
         durations_s = [float(total)] if run.count == 1 else total.tolist()
+        if features.num_prefills and self.profile.clock is not None:
+            self._heat.passed(run.plan.step + run.count - 1, features.num_tokens, durations_s[-1])
         return Price(durations_s, dict(zip(PARTS, parts, strict=True)))
+
+    def _slow_down(self, parts: list[Any], run: StepRun, mixed: bool) -> None:
+        """Lengthen kernels as far as the latest steps have lowered the GPU's clock."""
+        clock = self.profile.clock
+        if clock is None:
+            return
+        steps: Any = run.plan.step
+        if run.count > 1:
+            steps = steps + np.arange(run.count)
+        gain = clock.prefills if mixed else clock.decodes
+        factor = 1.0 + gain * (self._token_share_s * self._heat.before(steps))
+        for at in _KERNEL_PLACES:
+            parts[at] = factor * parts[at]
 
     def after_step_s(self, plan: StepPlan) -> float:
         """Time of the engine's loop after a step (s)."""
@@ -166,11 +199,19 @@ class ProfileCost:
         alone = work.num_prefills is None and tokens <= self._full_up_to
         return Path.FULL if alone else Path.PIECEWISE
 
+    def _look_at_last(self, next_step: int | None) -> None:
+        """Count steps outside the domain in the run priced last, as far as it was taken."""
+        if self._last is not None:
+            (first, count, features), self._last = self._last, None
+            self._check_domain(features, num_taken(first, count, next_step))
+
     def _check_domain(self, features: Features, count: int) -> None:
-        """Count the steps outside the domain, or refuse them."""
+        """Count those of the first `count` steps that are outside the domain, or refuse them."""
         outside: Any = False
         for feature, (low, high) in self.profile.domain.items():
             value = getattr(features, feature)
+            if not isinstance(value, int):
+                value = value[:count]
             beyond = (value < low) | (value > high)
             if not (beyond if isinstance(value, int) else beyond.any()):
                 continue
@@ -184,7 +225,7 @@ class ProfileCost:
             known = self._outside.get(feature, far)
             self._outside[feature] = max(known, far) if far > high else min(known, far)
         if outside is not False:
-            self.out_of_domain_steps += int(np.broadcast_to(outside, count).sum())
+            self._num_outside += int(np.broadcast_to(outside, count).sum())
 
 
 def _hide_host(parts: list[Any]) -> None:

@@ -18,6 +18,7 @@ from simserve.errors import ConfigError, Problem, UnknownNameError, did_you_mean
 
 __all__ = [
     "LARGEST_SIZE_FACTOR",
+    "Clock",
     "Engine",
     "Graphs",
     "LogFile",
@@ -78,6 +79,15 @@ class Graphs(_Strict):
         return (self.prefill_sizes or self.sizes) if self.piecewise else []
 
 
+class Clock(_Strict):
+    """How kernels slow down while the GPU's clock is low: how much longer they take if the latest
+    steps used all of its FLOP/s, beyond what they take after rest."""
+
+    prefills: Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
+    """Of steps with prefills."""
+    decodes: Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
+
+
 class LogFile(_Strict):
     """A file of measured steps."""
 
@@ -123,6 +133,8 @@ class ProfileFile(_Strict):
     size_factors: dict[int, Ratio] = {}
     """By size of a graph: how long its matrix products take, over what their work says. Libraries
     choose kernels by size. Of `model` alone."""
+    clock: Clock | None = None
+    """None: not measured, prices are of the mean clock."""
     residuals: dict[str, Annotated[list[Ratio], Field(min_length=2)]] = {}
     """By regime: quantiles of measured over predicted step time, evenly spaced, of mean 1. Each
     step is taken at its host's speed at that time."""

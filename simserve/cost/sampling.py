@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from simserve.cost.sampling_file import SamplingFile, Table
+from simserve.cost.taken import num_taken
 from simserve.sampling import RequestSampling
 from simserve.types import StepPlan, TraceRequest
 
@@ -79,8 +80,9 @@ class SamplingCost:
         self._included = None if included is None else self._methods[included]
         self._wishes: dict[str, _Wish] = {}
         self._most_rows = self._most_logprobs = 0
-        self.out_of_domain_steps = 0
-        """Of the runs that were priced: steps with more rows than were measured."""
+        self._num_outside = 0
+        self._last_outside: tuple[int, int] | None = None
+        """The run priced last, number and steps, if it had more rows than were measured."""
 
     def add_request(self, request: TraceRequest) -> None:
         """A request was taken in."""
@@ -88,6 +90,17 @@ class SamplingCost:
         wish = _Wish(method_of(one, self._vocab_size), _has_rules(one), one.logprobs)
         self._wishes[request.request_id] = wish
         self._most_logprobs = max(self._most_logprobs, one.logprobs or 0)
+
+    @property
+    def out_of_domain_steps(self) -> int:
+        """Steps that were taken with more rows than were measured."""
+        self._count_last(None)
+        return self._num_outside
+
+    def _count_last(self, next_step: int | None) -> None:
+        if self._last_outside is not None:
+            self._num_outside += num_taken(*self._last_outside, next_step)
+            self._last_outside = None
 
     def price_s(self, plan: StepPlan, count: int) -> float:
         """Time that each of `count` steps of this plan takes beside its price; at least 0.
@@ -100,8 +113,9 @@ class SamplingCost:
             self._wishes.pop(request_id, None)
         if not rows:
             return 0.0
+        self._count_last(plan.step)
         if rows > self._measured.num_rows[-1]:
-            self.out_of_domain_steps += count
+            self._last_outside = plan.step, count
             self._most_rows = max(self._most_rows, rows)
         by_method: Counter[str] = Counter()
         num_asking = most_logprobs = 0

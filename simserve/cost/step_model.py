@@ -111,6 +111,7 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "mixed_kv_bandwidth": _share(0.6, "the same by decodes, if a request has more than one token"),
     "context_layer_s": _seconds(5e-9, "per layer and token of the longest context, with prefills"),
     "context_blend": Coefficient("", 0.3, 0.0, 2.0, False, "from waiting for it to adding it up"),
+    "context_apart": Coefficient("", 1.0, 0.0, 2.0, False, "the same for decodes beside prefills"),
     "kv_imbalance": Coefficient("", 0.2, 0.0, 1.0, False, "more for decodes of unlike contexts"),
     "decode_tokens": _tokens(200.0, 0.0, "KV tokens a decode costs in any case, alone"),
     "prefill_flops": _share(0.58, "attention of prefills"),
@@ -207,6 +208,7 @@ class Rates(NamedTuple):
     mixed_s: float
     context_s: float
     context_blend: float
+    context_apart: float
     pair_s: float
     head_weights_s: float
     row_products_s: float
@@ -242,6 +244,7 @@ def rates(c: Mapping[str, float], s: Sheet) -> Rates:
         mixed_s=s.num_layers * c["mixed_layer_s"],
         context_s=s.num_layers * c["context_layer_s"],
         context_blend=c["context_blend"],
+        context_apart=c["context_apart"],
         pair_s=s.pair_s / c["prefill_flops"],
         head_weights_s=s.head_weights_s / bandwidth,
         row_products_s=s.head_row_flops_s / flops,
@@ -322,10 +325,18 @@ def _attention_prefill(r: Rates, work: StepWork, decode: Number) -> Number:
 
     Where nothing splits contexts, one that is longer than the others keeps its part of the GPU
     busy alone. If it begins at once the longer of the two times counts, if it begins last their
-    sum: a blend of width 0 to 2.
+    sum: a blend of width 0 to 2. Where decodes and prefills are launched apart, each have a longest
+    context, and the two are blended in turn.
     """
-    attention = decode + (r.kv_token_s * work.prefill_kv_tokens + r.pair_s * work.prefill_pairs)
-    return blend(attention, r.context_s * work.longest_kv_tokens, r.context_blend) - decode
+    prefill = r.kv_token_s * work.prefill_kv_tokens + r.pair_s * work.prefill_pairs
+    if not r.context_apart:
+        longest_s = r.context_s * work.longest_kv_tokens
+        return blend(decode + prefill, longest_s, r.context_blend) - decode
+    longest_decode = work.decode_kv_bound / larger(work.num_decodes, 1)
+    longest_prefill = smaller(work.prefill_kv_tokens, work.longest_kv_tokens)
+    decodes = blend(decode, r.context_s * longest_decode, r.context_blend)
+    prefills = blend(prefill, r.context_s * longest_prefill, r.context_blend)
+    return blend(decodes, prefills, r.context_apart) - decode
 
 
 def blend(a: Number, b: Number, width: float) -> Number:
@@ -342,3 +353,9 @@ def larger(a: Number, b: Number) -> Number:
     """The larger of two numbers, or of two by two."""
     both_numbers = isinstance(a, float | int) and isinstance(b, float | int)
     return max(a, b) if both_numbers else np.maximum(a, b)
+
+
+def smaller(a: Number, b: Number) -> Number:
+    """The smaller of two numbers, or of two by two."""
+    both_numbers = isinstance(a, float | int) and isinstance(b, float | int)
+    return min(a, b) if both_numbers else np.minimum(a, b)

@@ -19,6 +19,7 @@ import simpy
 
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Abort, Inbox, Message
+from simserve.errors import OutOfDomainError
 from simserve.protocols import (
     Executor,
     GaugedKVCacheManager,
@@ -182,9 +183,8 @@ class Engine:
         if not plan.request_ids:
             run, result = StepRun(plan), nothing_run(start_s)
         else:
-            count = self._num_equal_steps(plan)
-            run = StepRun(plan, count)
-            result = self._parts.executor.submit(run, start_s)
+            run, result = self._submit(plan, self._num_equal_steps(plan), start_s)
+            count = run.count
             passed = self._steps_until_message(result) if count > 1 else 1
             yield self._until(result.ends_s[passed - 1])
             if self._steady is not None and passed > 1:
@@ -192,7 +192,7 @@ class Engine:
                 free = list(accumulate(grown.taken, sub, initial=free[0]))
                 evicted += grown.evicted
             if passed < count:
-                run, result = StepRun(plan, passed), _cut(result, passed)
+                run, result = StepRun(plan, passed), part_of(result, 0, passed)
             end_s = result.ends_s[-1]
             self._last_step_s = (end_s - start_s) / passed + result.gap_s
             self.now = end_s
@@ -223,12 +223,22 @@ class Engine:
             return 1
         count, limit = self._steady.steady_steps(plan), self._parts.max_steps
         if limit is not None:
-            count = min(count, limit - self.num_steps)
+            count = max(1, min(count, limit - self.num_steps))
         due = self._inbox.next_time()
         if count > 1 and due is not None and self._last_step_s > 0.0:
             # Steps beyond the next arrival would be priced for nothing. A guess will do.
             count = min(count, 2 + int(1.25 * (due - self.now) / self._last_step_s))
         return count
+
+    def _submit(self, plan: StepPlan, count: int, start_s: float) -> tuple[StepRun, StepResult]:
+        """Begin `count` steps; one alone if a later one cannot be priced, as it may never come."""
+        run = StepRun(plan, count)
+        try:
+            return run, self._parts.executor.submit(run, start_s)
+        except OutOfDomainError:
+            if count == 1:
+                raise
+            return self._submit(plan, 1, start_s)
 
     def _schedule(self) -> StepPlan:
         plan = self._scheduler.schedule()
@@ -278,10 +288,10 @@ def nothing_run(now_s: float) -> StepResult:
     return StepResult([now_s], {}, ())
 
 
-def _cut(result: StepResult, count: int) -> StepResult:
-    """The first `count` steps of a run."""
+def part_of(result: StepResult, start: int, stop: int) -> StepResult:
+    """Steps `start` ... `stop - 1` of a run."""
     parts = {
-        name: values if isinstance(values, (float, int)) else values[:count]
+        name: values if isinstance(values, (float, int)) else values[start:stop]
         for name, values in result.parts.items()
     }
-    return StepResult(result.ends_s[:count], parts, result.num_emitted, gap_s=result.gap_s)
+    return StepResult(result.ends_s[start:stop], parts, result.num_emitted, gap_s=result.gap_s)

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import unwrap
 from typing import NamedTuple
 
 import simpy
@@ -70,7 +71,7 @@ def _cause(engine: Engine, parts: EngineParts) -> str:
         "tokens are free"
     )
     if engine.status == "deadlock" and all(map(kv.can_hold_all, unfinished)):
-        kind = type(parts.scheduler)
+        kind = type(unwrap(parts.scheduler))  # type: ignore[arg-type]
         return (
             f"{free}, enough for each of them, but {kind.__module__}:{kind.__qualname__} has "
             "planned nothing: its schedule() leaves them waiting for ever."

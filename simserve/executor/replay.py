@@ -8,7 +8,11 @@ from numpy.typing import NDArray
 from simserve.errors import SimserveError
 from simserve.types import StepResult, StepRun, TraceRequest
 
-__all__ = ["ReplayExecutor"]
+__all__ = ["RecordEndsError", "ReplayExecutor"]
+
+
+class RecordEndsError(SimserveError):
+    """More steps are needed than were recorded."""
 
 
 class ReplayExecutor:
@@ -41,11 +45,11 @@ class ReplayExecutor:
         """The recorded end of a step.
 
         Raises:
-            SimserveError: the record has no such step.
+            RecordEndsError: the record has no such step.
         """
         step = run.plan.step
         if step >= len(self._ends_s):
-            raise SimserveError(
+            raise RecordEndsError(
                 f"the record ends after {len(self._ends_s)} steps, but requests are left: their "
                 "plans differ from the recorded ones"
             )

@@ -44,7 +44,15 @@ class SampledTokens(Protocol):
 
 
 class SimulatedExecutor:
-    """Answers at once; the engine sleeps until the priced end."""
+    """Answers at once; the engine sleeps until the priced end.
+
+    Args:
+        cost_model: prices steps.
+        drafter: makes up drafts; None: no speculative decoding.
+        sampling: prices the choice of tokens.
+        draft_cost: prices the making of drafts.
+        plans_ahead: steps are planned ahead, so that the loop's time between them hides behind one.
+    """
 
     def __init__(
         self,
@@ -52,9 +60,11 @@ class SimulatedExecutor:
         drafter: Drafter | None = None,
         sampling: SampledTokens | None = None,
         draft_cost: DraftCost | None = None,
+        plans_ahead: bool = False,
     ) -> None:
         self._cost_model = cost_model
         self._loop = cost_model if isinstance(cost_model, LoopCost) else None
+        self._between = None if plans_ahead else self._loop
         self._drafter = drafter
         self._sampling = sampling
         self._draft_cost = draft_cost
@@ -97,7 +107,7 @@ class SimulatedExecutor:
                 draft_s = self._draft_cost.price_s(plan, emitted, drafts is not None)
                 durations = [duration_s + draft_s for duration_s in durations]
                 parts = {**parts, "draft_s": draft_s}
-        gap_s = 0.0 if self._loop is None else self._loop.after_step_s(plan)
+        gap_s = 0.0 if self._between is None else self._between.after_step_s(plan)
         starts_s = [start_s]
         if run.count == 1:
             ends_s = [start_s + durations[0]]

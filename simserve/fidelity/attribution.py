@@ -24,8 +24,9 @@ def priced_plans(log: StepLog, priced: PricedSteps) -> Measured:
     between steps.
     """
     steps = log.steps
-    real_s = np.stack((steps.start_s, steps.end_s), axis=1).ravel()
+    # The clock begins at 0, so that requests that came before the first step wait as long.
+    real_s = np.append(0.0, np.stack((steps.start_s, steps.end_s), axis=1).ravel())
     changes = np.diff(real_s, prepend=0.0)
-    changes[1::2] = priced.predicted_s
+    changes[2::2] = priced.predicted_s
     stretched_s = changes.cumsum()
     return measured_log(log, lambda times_s: np.interp(times_s, real_s, stretched_s))

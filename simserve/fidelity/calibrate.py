@@ -22,7 +22,7 @@ from simserve.executor.real.bench.step_cases import StepCase
 from simserve.executor.real.bench.steps import measure_steps
 from simserve.fidelity import executor_facts
 from simserve.fidelity.calibration import Calibration
-from simserve.fidelity.calibration_design import Limits, design, traffic
+from simserve.fidelity.calibration_design import Limits, design, num_rest_steps, traffic
 from simserve.fidelity.observations import Observations
 from simserve.fidelity.step_watch import MeasuredSteps, StepWatch
 from simserve.shapes import resolve_kv_dtype
@@ -36,7 +36,7 @@ Tell = Callable[[str], object]
 
 _NUM_WARMUP_STEPS = 1
 _NUM_STEPS = 3
-_TRAFFIC_STEPS = 300
+_TRAFFIC_STEPS = 200
 _RESERVE_S = 6.0
 """For the fit and the picture."""
 
@@ -151,6 +151,7 @@ class _Bench:
             num_gpu_blocks=parts.kv.num_gpu_blocks,
             num_warmup_steps=_NUM_WARMUP_STEPS,
             num_steps=_NUM_STEPS,
+            num_rest_steps=num_rest_steps,
         )
         for _ in samples:
             pass
@@ -200,4 +201,5 @@ def _joined(groups: Sequence[MeasuredSteps]) -> MeasuredSteps:
         for field in fields(Observations)
     }
     host_s = np.concatenate([group.host_s for group in groups])
-    return MeasuredSteps(Observations(**columns), host_s)
+    heat = np.concatenate([group.heat for group in groups])
+    return MeasuredSteps(Observations(**columns), host_s, heat)

@@ -19,9 +19,9 @@ from simserve.cost.step_model import Sheet, sheet
 from simserve.errors import SimserveError
 from simserve.fidelity.executor_facts import ENGINE
 from simserve.fidelity.fit import LoadedLog, fit_profile
-from simserve.fidelity.fit_host import engine_seconds, fit_host
-from simserve.fidelity.fit_step import predict
-from simserve.fidelity.least_squares import fit_non_negative
+from simserve.fidelity.fit_host import engine_seconds
+from simserve.fidelity.fit_step import predict, slowed
+from simserve.fidelity.own_host import OwnHost, own_host
 from simserve.fidelity.step_watch import MeasuredSteps
 from simserve.types import ModelShape
 
@@ -29,7 +29,6 @@ __all__ = [
     "GROUPS",
     "Calibration",
     "fit_calibration",
-    "own_inputs",
     "predicted_s",
     "read_calibration",
     "write_calibration",
@@ -38,7 +37,6 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 _VERSION = 1
-_OUTLIER = 0.15
 _WARM_HOSTS = np.append(1.0, np.geomspace(0.2, 2.0, 47))
 """Speeds of a host that designed steps may have had; 1 is that of the traffic."""
 GROUPS = ("designed", "traffic", "held_out")
@@ -136,19 +134,16 @@ def read_calibration(path: Path) -> Calibration:
 def fit_calibration(calibration: Calibration, name: str) -> ProfileFile:
     """Fit a profile to the designed steps and the traffic; errors are those of the held out part.
 
-    What the executor times by itself is taken from there: schedule() and update(), and inputs,
-    launch and wait of graph replays of decodes, all from the traffic. What prefills take beyond
-    that on the host is priced with their kernels. Designed steps repeat what the host has just done
-    and find its caches warm: theirs counts as a faster host, and how much faster is fitted.
+    The host's times are those of the traffic, the kernels' are fitted to what the device's clock
+    says of all steps, so that neither takes what is the other's. Designed steps repeat what the
+    host has just done and find its caches warm: where kernels wait for launches, theirs counts as
+    a faster host, and how much faster is fitted.
     """
-    host, scales = fit_host([calibration.traffic.steps])
-    scale = float(scales[0].mean())
-    host = {name: scale * value for name, value in host.items()}
-    designed = _with_scheduler(calibration.designed, host)
+    host = own_host(calibration.traffic)
     logs = [
-        _log(calibration, what, steps)
-        for what, steps in (
-            ("designed", designed),
+        _log(calibration, name, steps, host)
+        for name, steps in (
+            ("designed", _with_scheduler(calibration.designed, host.coefficients)),
             ("traffic", calibration.traffic),
             ("held_out", calibration.held_out),
         )
@@ -161,7 +156,7 @@ def fit_calibration(calibration: Calibration, name: str) -> ProfileFile:
         attention_path=calibration.attention_path,
         measured_on=calibration.measured_on,
         graphs=calibration.graphs,
-        known=own_inputs(calibration.traffic) or own_inputs(designed),
+        known=host.coefficients,
         own_hosts=("designed",),
     )
     engine = Engine(
@@ -180,6 +175,8 @@ def predicted_s(
     Designed steps are priced on the host of one speed that is nearest to them.
     """
     steps = calibration.group(group)
+    clock = (profile.clock.prefills, profile.clock.decodes) if profile.clock else None
+    slower = slowed(clock, steps.heat * calibration.sheet.token_flops_s, steps.steps)
 
     def prices(host_scale: float) -> Floats:
         return predict(
@@ -189,6 +186,7 @@ def predicted_s(
             profile.graphs,
             host_scale,
             profile.size_factors,
+            slower,
         )
 
     if group != "designed":
@@ -208,28 +206,10 @@ def _with_scheduler(measured: MeasuredSteps, coefficients: Mapping[str, float]) 
     )
     duration_s = steps.duration_s + schedule_s + update_s
     priced = replace(steps, schedule_s=schedule_s, update_s=update_s, duration_s=duration_s)
-    return MeasuredSteps(priced, measured.host_s)
+    return MeasuredSteps(priced, measured.host_s, measured.heat)
 
 
-def own_inputs(*groups: MeasuredSteps) -> dict[str, float]:
-    """Coefficients that the executor's own times of steps of decodes give; none without such.
-
-    They are `inputs_*`; the wait for the launch of a graph is among them.
-    """
-    decodes = [group.steps.num_prefills == 0 for group in groups]
-    host_s = np.concatenate([g.host_s[rows] for g, rows in zip(groups, decodes, strict=True)])
-    num_reqs = np.concatenate(
-        [g.steps.num_reqs[rows] for g, rows in zip(groups, decodes, strict=True)]
-    )
-    if not len(host_s):
-        return {}
-    columns = np.stack((np.ones(len(num_reqs)), num_reqs.astype(np.float64)), axis=1)
-    typical = np.full(len(host_s), 1.0 / np.median(host_s))
-    step_s, request_s = fit_non_negative(columns, host_s, typical, _OUTLIER).tolist()
-    return {"inputs_step_s": step_s, "inputs_request_s": request_s, "launch_step_s": 0.0}
-
-
-def _log(calibration: Calibration, name: str, measured: MeasuredSteps) -> _Log:
+def _log(calibration: Calibration, name: str, measured: MeasuredSteps, host: OwnHost) -> _Log:
     content: dict[str, Any] = measured.as_json()
     return _Log(
         name=name,
@@ -238,5 +218,7 @@ def _log(calibration: Calibration, name: str, measured: MeasuredSteps) -> _Log:
         model=calibration.model.name,
         gpu=calibration.gpu,
         steps=measured.steps,
+        kernels_s=host.kernels_s(measured),
+        heat=measured.heat * calibration.sheet.token_flops_s if measured.heat.any() else None,
         measured=calibration,
     )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from simserve.kv.manager import PagedKVCacheManager
 from simserve.protocols import StepRecord
 from simserve.sched.base import BaseScheduler
@@ -48,6 +50,7 @@ class CaseRecord:
         self._kv = kv
         self._steps: list[dict[str, Any]] = []
         self._lives: dict[str, _Life] = {}
+        self._block_names = np.array([f"{i},".encode() for i in range(config["num_gpu_blocks"])])
         self._resets: list[list[Any]] = []
         self._totals = dict.fromkeys(
             ("preemptions", "ghosts", "resumed", "scheduled_tokens", "output_tokens"), 0
@@ -115,7 +118,8 @@ class CaseRecord:
         step["o"] = sum(output.num_emitted)
         step["fu"] = self._kv.num_free_blocks
         if self._config.get("record_queue", True):
-            step["fq"] = zlib.crc32(",".join(map(str, self._kv.pool.free_queue)).encode())
+            names = self._block_names[self._kv.pool.free_queue.blocks].tobytes()  # padded by zeros
+            step["fq"] = zlib.crc32(names.replace(b"\0", b"").removesuffix(b","))
         if self._config["enable_prefix_caching"]:
             step["nc"] = self._kv.num_cached_keys
         if output.finished:

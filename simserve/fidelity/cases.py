@@ -16,7 +16,7 @@ from simserve.errors import TraceError
 from simserve.segments import Segments
 from simserve.types import TraceRequest
 
-__all__ = ["Case", "case_requests", "check_case_keys", "load_case", "load_document"]
+__all__ = ["Case", "case_requests", "check_case_keys", "load_document"]
 
 Case = dict[str, Any]
 
@@ -33,15 +33,6 @@ def load_document(path: Path) -> object:
         return json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, ValueError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: not a gzipped JSON file: {error}") from error
-
-
-def load_case(path: Path) -> Case:
-    """Read a case file.
-
-    Raises:
-        TraceError: the file cannot be read, or is not a case of format 1.
-    """
-    return check_case_keys(path, load_document(path))
 
 
 def check_case_keys(path: Path, case: object) -> Case:

@@ -15,8 +15,8 @@ from simserve.executor.drafts import MadeUpDrafter
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity.case_record import CaseRecord
 from simserve.fidelity.cases import Case, case_requests, check_case_keys, load_document
-from simserve.fidelity.log_run import replay_log
-from simserve.fidelity.plans import PlanCheck, PlanDifference
+from simserve.fidelity.log_run import check_replay
+from simserve.fidelity.plans import PlanDifference
 from simserve.fidelity.vllm_log import is_vllm_log, parse_vllm_log
 from simserve.kv.groups import FullAttention, Group, SlidingWindow
 from simserve.kv.manager import PagedKVCacheManager
@@ -74,9 +74,8 @@ def check_case(path: Path) -> Conformance:
 def _check_log(path: Path, document: Any) -> Conformance:
     """Compare every plan of a step log, its measured times fed back."""
     log = parse_vllm_log(path, document)
-    plans = PlanCheck(log)
-    replay_log(log, plans)
-    return Conformance(log.name, len(log.steps), len(log.requests), plans.finish())
+    _, difference = check_replay(log)
+    return Conformance(log.name, len(log.steps), len(log.requests), difference)
 
 
 def simulate_case(case: Case) -> Case:

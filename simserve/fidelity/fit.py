@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.config.presets import gpu_names, load_gpu, load_model, model_names
-from simserve.cost.profile_file import Engine, Graphs, LogFile, ProfileFile, RegimeError
+from simserve.cost.profile_file import Clock, Engine, Graphs, LogFile, ProfileFile, RegimeError
 from simserve.cost.regimes import REGIMES
 from simserve.cost.step_model import COEFFICIENTS, Sheet, sheet
 from simserve.errors import TraceError
 from simserve.fidelity.fit_host import engine_seconds, fit_host
 from simserve.fidelity.fit_sizes import bounded_factors, fit_size_factors
-from simserve.fidelity.fit_step import FITTED_HERE, Sample, fit_steps, predict
+from simserve.fidelity.fit_step import FITTED_HERE, Sample, fit_steps, predict, slowed
 from simserve.fidelity.host_speed import host_scale, local_host_scale
 from simserve.fidelity.observations import Observations, observe
-from simserve.fidelity.vllm_log import StepLog
+from simserve.fidelity.vllm_log import StepLog, preset_in
 
 __all__ = ["VLLM_GRAPHS", "LoadedLog", "Prices", "fit_profile", "load_log", "step_errors_of"]
 
@@ -39,6 +39,8 @@ _DOMAIN = (
 )
 _HOST_TIMES = ("inputs_step_s", "inputs_request_s", "launch_step_s", "launch_eager_layer_s")
 _ENGINE_TIMES = tuple(name for name in COEFFICIENTS if name not in FITTED_HERE)
+_ONE_LAUNCH = "vllm-"
+"""Engines whose attention takes decodes and prefills in one launch: `context_apart` is 0."""
 _QUANTILES = (np.arange(101) + 0.5) / 101
 _FEWEST_FOR_QUANTILES = 100
 _FEWEST_FOR_HOLDING = 500
@@ -62,6 +64,10 @@ class LoadedLog:
     steps: Observations
     has_host: bool = field(default=True, kw_only=True)
     """Whether the host's time is in its steps; if not, they tell nothing of it."""
+    kernels_s: Floats | None = field(default=None, kw_only=True)
+    """What each step took beside schedule(), update() and inputs, if that was timed by itself."""
+    heat: Floats | None = field(default=None, kw_only=True)
+    """The share of the GPU's FLOP/s that the latest steps had used; None: not known."""
 
     @property
     def sheet(self) -> Sheet:
@@ -79,16 +85,22 @@ class Prices:
     coefficients: Mapping[str, float]
     size_factors: Mapping[int, float]
     graphs: Graphs
+    clock: tuple[float, float] | None = None
+    """What heat adds to the kernels of steps with prefills, and of others."""
 
     @classmethod
     def of(cls, profile: ProfileFile) -> Prices:
         """Those of a profile."""
-        return cls(profile.model, profile.coefficients, profile.size_factors, profile.graphs)
+        clock = (profile.clock.prefills, profile.clock.decodes) if profile.clock else None
+        return cls(profile.model, profile.coefficients, profile.size_factors, profile.graphs, clock)
 
     def predict(self, log: LoadedLog, host_scale: float | Floats) -> Floats:
         """Durations of a log's steps (s) on a host of one speed, or of one a step."""
         factors = self.size_factors if log.model == self.model else {}
-        return predict(self.coefficients, log.sheet, log.steps, self.graphs, host_scale, factors)
+        slower = slowed(self.clock, log.heat, log.steps)
+        return predict(
+            self.coefficients, log.sheet, log.steps, self.graphs, host_scale, factors, slower
+        )
 
 
 def load_log(log: StepLog, *, model: str | None = None, gpu: str | None = None) -> LoadedLog:
@@ -104,17 +116,16 @@ def load_log(log: StepLog, *, model: str | None = None, gpu: str | None = None) 
         name=log.name,
         sha256=hashlib.sha256(log.path.read_bytes()).hexdigest(),
         engine=log.engine,
-        model=model or _preset(log, "model", log.model.lower(), model_names()),
-        gpu=gpu or _preset(log, "gpu", log.gpu.lower(), gpu_names()),
+        model=model or _preset(log, "model", log.model, model_names()),
+        gpu=gpu or _preset(log, "gpu", log.gpu, gpu_names()),
         steps=steps.take(steps.num_tokens > 0),
     )
 
 
 def _preset(log: StepLog, what: str, text: str, known: Sequence[str]) -> str:
-    """The longest preset's name that is a word of a log's text."""
-    for name in sorted(known, key=len, reverse=True):
-        if name in text.split():
-            return name
+    name = preset_in(text, known)
+    if name is not None:
+        return name
     raise TraceError(
         f"{log.path}: {what}: '{text}' names no preset; say which it is with --{what} "
         f"({', '.join(known)})"
@@ -143,7 +154,7 @@ def fit_profile(
         attention_path: attention kernels and graph modes, in words.
         measured_on: machine, software and date, in words.
         graphs: what the engine captured.
-        known: coefficients of a step that were measured by themselves, on a host of scale 1.
+        known: coefficients that were measured by themselves, on a host of scale 1.
         own_hosts: names of logs whose host had a speed of its own, which their schedule() and
             update() times do not tell. It is fitted, and they define no host speed and no scatter.
 
@@ -172,6 +183,7 @@ def fit_profile(
         domain={feature: _range(own, feature) for feature in _DOMAIN},
         coefficients=dict(prices.coefficients),
         size_factors=dict(prices.size_factors),
+        clock=prices.clock and Clock(prefills=prices.clock[0], decodes=prices.clock[1]),
         residuals=_residuals(told, prices),
         host_residuals=host_residuals,
         host_residual_steps=hold,
@@ -209,13 +221,22 @@ def _fit(
     reference = _reference_scale(logs, scales, model, own_hosts)
     if not any(log.has_host for log in logs):
         known = {**known, **dict.fromkeys(_HOST_TIMES, 0.0)}
+    if logs[0].engine.startswith(_ONE_LAUNCH):
+        known = {**known, "context_apart": 0.0}
     samples = [
-        Sample(log.steps, log.sheet, scale, log.name not in own_hosts)
+        Sample(
+            log.steps,
+            log.sheet,
+            scale,
+            log.name not in own_hosts,
+            kernels_s=log.kernels_s,
+            heat=log.heat,
+        )
         for log, scale in zip(logs, scales, strict=True)
     ]
     at = {name: reference if spec.host else 1.0 for name, spec in COEFFICIENTS.items()}
     fixed = {name: value / at[name] for name, value in known.items()}
-    of_steps, hosts = fit_steps(samples, graphs, fixed)
+    of_steps, hosts, clock = fit_steps(samples, graphs, fixed)
     found = {**host, **of_steps}
     factors: dict[str, dict[int, float]] = {}
     for _ in range(_SIZE_ROUNDS):
@@ -227,15 +248,18 @@ def _fit(
             name: [one for one, log in zip(samples, logs, strict=True) if log.model == name]
             for name in sorted({log.model for log in logs})
         }
-        factors = {n: fit_size_factors(own, found, graphs) for n, own in by_model.items()}
+        factors = {n: fit_size_factors(own, found, graphs, clock) for n, own in by_model.items()}
         sized = [
             one._replace(size_factors=factors[log.model])
             for one, log in zip(samples, logs, strict=True)
         ]
-        of_steps, hosts = fit_steps(sized, graphs, fixed, near=found)
+        of_steps, hosts, clock = fit_steps(sized, graphs, fixed, near=found)
         found = {**host, **of_steps}
-    coefficients = {name: float(f"{found[name] * factor:.5g}") for name, factor in at.items()}
-    return Prices(model, coefficients, bounded_factors(factors[model], coefficients), graphs)
+    found = {**{name: value * at[name] for name, value in found.items()}, **known}
+    coefficients = {name: float(f"{found[name]:.5g}") for name in COEFFICIENTS}
+    sizes = bounded_factors(factors[model], coefficients)
+    clock = clock and (_round(clock[0]), _round(clock[1]))
+    return Prices(model, coefficients, sizes, graphs, clock)
 
 
 def _hosts(logs: Sequence[LoadedLog]) -> tuple[dict[str, float], list[Floats]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simserve.cost.profile_file import LARGEST_SIZE_FACTOR, Graphs, least_size_factor
 from simserve.cost.step_model import PARTS, Path, Rates, rates, step_parts
-from simserve.fidelity.fit_step import MODEL_PARTS, Sample
+from simserve.fidelity.fit_step import Sample, slowed
 from simserve.fidelity.observations import PathSteps, split_by_path
 
 __all__ = ["bounded_factors", "fit_size_factors"]
@@ -44,7 +44,10 @@ class _Told(NamedTuple):
 
 
 def fit_size_factors(
-    samples: Sequence[Sample], coefficients: Mapping[str, float], graphs: Graphs
+    samples: Sequence[Sample],
+    coefficients: Mapping[str, float],
+    graphs: Graphs,
+    clock: tuple[float, float] | None = None,
 ) -> dict[int, float]:
     """Factors on the matrix products of one model, by size of a graph; those near 1 are left out.
 
@@ -53,7 +56,7 @@ def fit_size_factors(
     there are and the more they scatter.
     """
     told = [
-        _told(rates(coefficients, sample.sheet), sample, group)
+        _told(rates(coefficients, sample.sheet), sample, group, clock)
         for sample in samples
         for group in split_by_path(sample.steps, graphs)
         if group.path is not Path.EAGER
@@ -87,12 +90,14 @@ def bounded_factors(
     return {size: factor for size, factor in bounded.items() if abs(factor - 1.0) >= _NEAR}
 
 
-def _told(of_model: Rates, sample: Sample, group: PathSteps) -> _Told:
+def _told(
+    of_model: Rates, sample: Sample, group: PathSteps, clock: tuple[float, float] | None
+) -> _Told:
     path, rows, work = group
-    steps = sample.steps.take(rows)
     parts = step_parts(of_model, work, path, sample.host_scale[rows])
-    excess = (steps.duration_s - steps.engine_s - sum(parts[MODEL_PARTS])) / parts[_LINEAR]
-    gpu_s = sum(parts[MODEL_PARTS]) - parts[_INPUTS] - parts[_HEAD] - parts[_LAUNCH]
+    fitted_s = sample.fitted_s / slowed(clock, sample.heat, sample.steps)
+    excess = (fitted_s[rows] - sum(parts[sample.fitted_parts])) / parts[_LINEAR]
+    gpu_s = sum(parts[_INPUTS + 1 : _LAUNCH]) - parts[_HEAD]
     launch_s = of_model.launch_piecewise_s if path is Path.PIECEWISE else 0.0
     computes = of_model.token_products_s * work.num_padded_tokens > of_model.weights_s
     kept = computes & (sample.host_scale[rows] * launch_s <= gpu_s)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Fitted", "fit_bounded", "fit_non_negative"]
+__all__ = ["fit_bounded", "fit_non_negative"]
 
 Floats = NDArray[np.float64]
 Residuals = Callable[[Floats], Floats]
 
 _STEP = 1e-4
 """Relative change of a parameter for a difference quotient."""
-
-
-class Fitted(NamedTuple):
-    """Parameters, and the weighted Huber loss that is left."""
-
-    parameters: Floats
-    loss: float
 
 
 def fit_non_negative(
@@ -79,7 +71,7 @@ def fit_bounded(
     weights: Floats,
     outlier: float,
     rounds: int = 80,
-) -> Fitted:
+) -> Floats:
     """Positive parameters between bounds that make residuals small, robustly.
 
     Levenberg-Marquardt steps in the logarithms of the parameters, cut at the bounds.
@@ -119,7 +111,8 @@ def fit_bounded(
         damping = max(damping / 4, 1e-9)
         if gain < 1e-7 * now:
             break
-    return Fitted(np.exp(x), now)
+    fitted: Floats = np.exp(x)
+    return fitted
 
 
 def _normal_equations(

@@ -10,7 +10,8 @@ from simserve.engine.inbox import Inbox
 from simserve.engine.loop import EngineParts, Observer
 from simserve.engine.simulation import simulate
 from simserve.errors import TraceError
-from simserve.executor.replay import ReplayExecutor
+from simserve.executor.replay import RecordEndsError, ReplayExecutor
+from simserve.fidelity.plans import PlanCheck, PlanDifference
 from simserve.fidelity.vllm_log import StepLog
 from simserve.kv.manager import PagedKVCacheManager
 from simserve.metrics.recorder import RunData, RunRecorder
@@ -20,7 +21,7 @@ from simserve.sched.vllm import VllmScheduler
 from simserve.types import TraceRequest
 from simserve.workload.source import OpenLoop
 
-__all__ = ["replay_log", "simulate_log"]
+__all__ = ["check_replay", "replay_log", "simulate_log"]
 
 _RESERVES_FULL_ISL = {"vllm-0.11.0": False, "vllm-0.20.2": True}
 """Engines whose decisions are known, and in what they differ."""
@@ -44,7 +45,7 @@ def replay_log(log: StepLog, observer: Observer | None = None) -> RunData:
 
     Raises:
         TraceError: the decisions of the log's engine are not known.
-        SimserveError: decisions differ so much that more steps are needed than there are.
+        RecordEndsError: decisions differ so much that more steps are needed than there are.
     """
     added = log.added_s.tolist()
     order = sorted(range(len(added)), key=lambda i: (added[i], log.requests[i].arrival_s))
@@ -54,6 +55,22 @@ def replay_log(log: StepLog, observer: Observer | None = None) -> RunData:
     for row, request_id in enumerate(data.requests.request_ids):
         data.requests.arrival_s[row] = log.requests[int(request_id)].arrival_s
     return data
+
+
+def check_replay(log: StepLog) -> tuple[RunData | None, PlanDifference | None]:
+    """Replay a log and compare every plan: the run, and the first plan that is not the log's.
+
+    Without a run, more steps were needed than the log holds.
+
+    Raises:
+        TraceError: the decisions of the log's engine are not known.
+    """
+    plans = PlanCheck(log)
+    try:
+        data = replay_log(log, plans)
+    except RecordEndsError:
+        return None, plans.difference
+    return data, plans.finish()
 
 
 def _simulate(
@@ -94,11 +111,15 @@ def _params(log: StepLog) -> SchedulerParams:
             f"{log.path}: engine: the decisions of {log.engine!r} are not known; those of "
             f"{' and '.join(_RESERVES_FULL_ISL)} are"
         )
-    config = log.config
+    config, reserves = log.config, log.config.scheduler_reserve_full_isl
     return SchedulerParams(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        scheduler_reserve_full_isl=_RESERVES_FULL_ISL[log.engine],
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.policy,
+        scheduler_reserve_full_isl=(
+            _RESERVES_FULL_ISL[log.engine] if reserves is None else reserves
+        ),
     )

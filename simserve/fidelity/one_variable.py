@@ -47,7 +47,8 @@ class SettingDifference(NamedTuple):
 def differing_settings(a: Result, b: Result) -> list[SettingDifference]:
     """Settings that both results record, with different values; the engine's version is one.
 
-    Where the `kind` of something differs, all its other keys are part of that one difference.
+    Where the `kind` of something differs, all its other keys are part of that one difference. A
+    step log does not tell the settings of its workload, so there the requests themselves count.
     """
     differing = [
         SettingDifference(name, (a.settings[name], b.settings[name]))
@@ -57,9 +58,15 @@ def differing_settings(a: Result, b: Result) -> list[SettingDifference]:
     names = {one.name for one in differing}
     kinds = [name.removesuffix(".kind") for name in names if name.endswith(".kind")]
     kept = [one for one in differing if not _is_part(one.name, kinds, names)]
+    if not _both_describe_workload(a, b) and a.workload and b.workload and a.workload != b.workload:
+        kept.insert(0, SettingDifference("workload", (a.workload, b.workload)))
     if a.engine and b.engine and a.engine != b.engine:
         kept.insert(0, SettingDifference("engine", (a.engine, b.engine)))
     return kept
+
+
+def _both_describe_workload(a: Result, b: Result) -> bool:
+    return any(name.startswith("workload.") for name in a.settings.keys() & b.settings.keys())
 
 
 def _is_part(name: str, kinds: list[str], names: set[str]) -> bool:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from simserve.metrics.result import RunResult
-from simserve.metrics.rundir import read_run
-
-__all__ = ["Compared", "compare_runs", "percentile_cells", "percentile_rows"]
+__all__ = ["Compared", "percentile_cells", "percentile_rows"]
 
 _LATENCIES = {"ttft": "TTFT", "itl": "ITL", "e2el": "E2EL"}
 _PERCENTILES = ("p50", "p95", "p99")
@@ -39,19 +35,6 @@ class Compared(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """The row with its error."""
         return {**self._asdict(), "error": self.error}
-
-
-def compare_runs(real: RunResult | str | Path, simulated: RunResult | str | Path) -> list[Compared]:
-    """Compare results, or run directories.
-
-    Raises:
-        RunDirectoryError: a directory cannot be read.
-    """
-    summaries = [
-        (run if isinstance(run, RunResult) else read_run(run)).summary_dict
-        for run in (real, simulated)
-    ]
-    return percentile_rows(*summaries)
 
 
 def percentile_rows(real: Mapping[str, Any], simulated: Mapping[str, Any]) -> list[Compared]:

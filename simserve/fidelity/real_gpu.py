@@ -37,6 +37,7 @@ SIMULATED = "simulated"
 VALIDATION = "validation.json"
 _FIRST_SHAPE = "parts.first_shape"
 _SHADOW = "parts.shadow_s"
+_DRAFTS = "parts.draft_s"
 _GIB = 1024**3
 _PATH = ("attention", "kv_layout", "mixed", "dtype", "kv_dtype")
 
@@ -155,7 +156,8 @@ def _compiled(steps: pa.Table) -> NDArray[np.bool_]:
 def _priced(steps: pa.Table) -> Iterator[Compared]:
     """What the shadow says of the very steps that ran: no decision differs here.
 
-    It does not know of compilers, so that steps in which one ran are left out.
+    It prices the model's steps, and knows neither of the making of drafts, whose time is left out,
+    nor of compilers, so that steps in which one ran are left out.
     """
     if _SHADOW in steps.column_names:
         kept = ~_compiled(steps)
@@ -163,6 +165,9 @@ def _priced(steps: pa.Table) -> Iterator[Compared]:
             float(column(steps, name)[kept].sum()) for name in ("duration_s", _SHADOW)
         )
         which = "all real steps" if kept.all() else "real steps that compiled nothing"
+        if _DRAFTS in steps.column_names:
+            measured -= float(column(steps, _DRAFTS)[kept].sum())
+            which += ", without drafting"
         yield Compared("shadow_s", f"{which}, priced by the shadow (s)", measured, priced)
 
 

@@ -7,10 +7,10 @@ numbers under any names, and `engine`, `config` and a number of hit tokens if th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simserve.errors import RunDirectoryError
 from simserve.fidelity.measured import METRICS, STATISTICS, measured_log
@@ -20,7 +20,10 @@ from simserve.metrics.options import Scalar
 from simserve.metrics.result import RunResult
 from simserve.metrics.rundir import read_run
 
-__all__ = ["HIT_TOKENS", "Result", "load_result"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Result", "load_result"]
 
 HIT_TOKENS = ("total_cached_tokens", "num_cached_tokens", "prefix_cache_hits")
 """Keys of a summary that tell how many tokens were found in the prefix cache; the first counts."""
@@ -44,6 +47,8 @@ class Result:
     """Tokens found in the prefix cache; None: not recorded."""
     summaries: tuple[Mapping[str, Scalar], ...]
     """Numbers of each repetition."""
+    workload: str | None = None
+    """What was asked of the engine, in a few numbers; None: not recorded."""
     steps: StepShapes | None = None
     notes: tuple[str, ...] = ()
 
@@ -73,6 +78,7 @@ def _from_run(path: Path, run: RunResult) -> Result:
         settings=_flattened(_parse_config(path, run.config)),
         hit_tokens=_hit_tokens(summary),
         summaries=run.repetitions or (summary,),
+        workload=_workload_of_table(run.requests_table),
         steps=StepShapes.of_table(run.steps_table),
         notes=() if status == "completed" else (f"{path.name}: the run's status is {status}",),
     )
@@ -105,11 +111,35 @@ def _from_log(log: StepLog) -> Result:
         settings={
             "model": log.model.partition(" ")[0] or None,
             "gpu": log.gpu.removeprefix("NVIDIA ").lower() or None,
-            **{name: getattr(config, name) for name in config.__dataclass_fields__},
+            **{
+                name: value
+                for name in config.__dataclass_fields__
+                if (value := getattr(config, name)) is not None and name != "not_read"
+            },
         },
         hit_tokens=measured.prefix_hit_tokens,
         summaries=(numbers,),
+        workload=_workload(
+            [request.prompt_len for request in log.requests],
+            [request.output_len for request in log.requests],
+            [request.arrival_s for request in log.requests],
+        ),
         steps=StepShapes.of_log(log),
+    )
+
+
+def _workload_of_table(table: pa.Table) -> str:
+    columns = ("input_length", "requested_output_length", "arrival_time_s")
+    return _workload(*(table[name].to_pylist() for name in columns))
+
+
+def _workload(
+    prompt_lens: Sequence[int], output_lens: Sequence[int], arrivals_s: Sequence[float]
+) -> str:
+    span_s = max(arrivals_s, default=0.0) - min(arrivals_s, default=0.0)
+    return (
+        f"{len(prompt_lens)} requests of {sum(prompt_lens)} prompt and {sum(output_lens)} output "
+        f"tokens within {span_s:.3f} s"
     )
 
 

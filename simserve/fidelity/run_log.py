@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from simserve.cost.profile_file import Engine, ProfileFile
 from simserve.cost.step_model import Sheet, sheet
 from simserve.errors import RunDirectoryError, TraceError
 from simserve.fidelity import executor_facts
-from simserve.fidelity.calibration import own_inputs
 from simserve.fidelity.fit import LoadedLog, fit_profile
+from simserve.fidelity.own_host import own_host
 from simserve.fidelity.run_steps import measured_steps
 from simserve.fidelity.step_watch import MeasuredSteps
 from simserve.metrics.rundir import read_run
@@ -94,15 +94,16 @@ def fit_runs(
     schedulers = [run.loaded.config.scheduler for run in fitted]
     most_seqs = max(one.max_num_seqs or 1 for one in schedulers)
     most_tokens = max(one.max_num_batched_tokens or 1 for one in schedulers)
+    host = own_host(*(run.measured for run in fitted))
     profile = fit_profile(
-        fitted,
+        [replace(run, kernels_s=host.kernels_s(run.measured)) for run in fitted],
         held_out,
         name=name,
         model=model,
         attention_path=paths[0],
         measured_on="; ".join(sorted({run.measured_on for run in fitted})),
         graphs=executor_facts.graphs(fitted[0].facts, most_seqs, most_tokens),
-        known=own_inputs(*(run.measured for run in fitted)),
+        known=host.coefficients,
     )
     rules = sorted({run.loaded.config.scheduler.compat for run in fitted})
     engine = Engine(

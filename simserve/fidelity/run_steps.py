@@ -64,7 +64,7 @@ def measured_steps(
         **step_counts(rows, steps.num_rows, sliding_window),
     )
     host_s = seconds["prepare_s"] + seconds["sample_s"] + seconds["sync_s"]
-    return MeasuredSteps(observed.take(known), host_s[known])
+    return MeasuredSteps(observed.take(known), host_s[known], np.zeros(int(known.sum())))
 
 
 def _seconds(steps: pa.Table) -> dict[str, Seconds]:

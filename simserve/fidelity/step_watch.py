@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.cost.features import extract
+from simserve.cost.heat import Heat
 from simserve.cost.step_work import step_work
 from simserve.fidelity.observations import Observations
 from simserve.protocols import Executor
@@ -27,6 +28,8 @@ class MeasuredSteps:
     steps: Observations
     host_s: NDArray[np.float64]
     """What of a step is neither the scheduler's nor the forward pass; shape [steps]."""
+    heat: NDArray[np.float64]
+    """Tokens per second of the latest steps with prefills, as `Heat` has them; shape [steps]."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -36,13 +39,16 @@ class MeasuredSteps:
         """From one list a column, as `as_json` gives them."""
         names = [field.name for field in fields(Observations)]
         arrays = {name: np.array(columns[name], dtype=_dtype(name)) for name in names}
-        return cls(Observations(**arrays), np.array(columns["host_s"], dtype=np.float64))
+        host_s = np.array(columns["host_s"], dtype=np.float64)
+        heat = np.array(columns.get("heat", np.zeros(len(host_s))), dtype=np.float64)
+        return cls(Observations(**arrays), host_s, heat)
 
     def as_json(self) -> dict[str, list[float]]:
         """One list a column."""
         columns = {f.name: getattr(self.steps, f.name) for f in fields(self.steps)}
         return {name: column.tolist() for name, column in columns.items()} | {
-            "host_s": self.host_s.tolist()
+            "host_s": self.host_s.tolist(),
+            "heat": self.heat.tolist(),
         }
 
 
@@ -70,6 +76,8 @@ class StepWatch:
         self._window = sliding_window
         self._num_warmup_steps = num_warmup_steps
         self._rows: list[dict[str, float]] = []
+        self._heat = Heat()
+        self._num_steps = 0
 
     def add_request(self, request: TraceRequest) -> None:
         """A request was taken in."""
@@ -79,13 +87,19 @@ class StepWatch:
         """Run a step and keep it."""
         result = self._executor.submit(run, start_s)
         parts = {name: seconds_at(values, 0) for name, values in result.parts.items()}
+        heat = self._heat.before(self._num_steps)
         if run.plan.step >= self._num_warmup_steps and not parts.get("first_shape"):
-            self._rows.append(self._row(run.plan, parts))
+            self._rows.append({**self._row(run.plan, parts), "heat": heat})
+        tokens = run.plan.total_num_tokens
+        if tokens > len(run.plan.request_ids):
+            seconds = sum(parts.get(name, 0.0) for name in PARTS)
+            self._heat.passed(self._num_steps, tokens, seconds)
+        self._num_steps += 1
         return result
 
     def measured(self) -> MeasuredSteps:
         """All steps so far."""
-        names = [*(field.name for field in fields(Observations)), "host_s"]
+        names = [*(field.name for field in fields(Observations)), "host_s", "heat"]
         return MeasuredSteps.of({name: [row[name] for row in self._rows] for name in names})
 
     def _row(self, plan: StepPlan, parts: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,8 @@ from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity import host_speed
 from simserve.fidelity.attribution import priced_plans
 from simserve.fidelity.divergence import Divergence, explain
-from simserve.fidelity.log_run import replay_log, simulate_log
+from simserve.fidelity.judged_logs import check_can_be_judged
+from simserve.fidelity.log_run import check_replay, simulate_log
 from simserve.fidelity.measured import (
     METRICS,
     STATISTICS,
@@ -30,11 +31,12 @@ from simserve.fidelity.step_errors import (
 from simserve.fidelity.tolerances import BLIND, HOST_KNOWN
 from simserve.fidelity.validation import Cell, StepVerdict, Validation
 from simserve.fidelity.vllm_log import StepLog
+from simserve.metrics.recorder import RunData
 from simserve.protocols import CostModel
 
-__all__ = ["Timing", "group_repeats", "validate_workload"]
+__all__ = ["Timing", "validate_workload"]
 
-_ATTRIBUTED = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "e2el_p50")
+_ATTRIBUTED = tuple(f"{metric}_{p}" for metric in METRICS for p in ("p50", "p95", "p99"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +57,6 @@ class Timing:
     """What is to be said of it beside a log."""
 
 
-def group_repeats(logs: Sequence[StepLog]) -> list[list[StepLog]]:
-    """Logs of the same requests under the same settings are repeats of one workload.
-
-    The pool may differ by what another process left free.
-    """
-    groups: dict[object, list[StepLog]] = {}
-    for log in logs:
-        config = log.config
-        settings = (
-            config.max_num_batched_tokens,
-            config.long_prefill_token_threshold,
-            config.max_num_seqs,
-            config.block_size,
-            config.enable_prefix_caching,
-        )
-        groups.setdefault((log.model, settings, log.requests), []).append(log)
-    return list(groups.values())
-
-
 def validate_workload(
     logs: Sequence[StepLog],
     timing: Timing,
@@ -91,20 +74,20 @@ def validate_workload(
         tolerances: relative limits by name instead of the default ones; exact, without the spread.
 
     Raises:
-        TraceError: the decisions of the log's engine are not known.
+        TraceError: the log's engine is not known, or `check_can_be_judged` refuses a log.
         SimserveError: as the cost model has it.
     """
-    first = logs[0]
-    knows_host = host_scale is None
+    first, knows_host = logs[0], host_scale is None
+    for log in logs:
+        check_can_be_judged(log, by_host=knows_host)
     scale = _host_scale(logs, timing) if host_scale is None else host_scale
-    cost = timing.cost(scale)
-    slower = timing.cost(scale * SLOWER_HOST)
+    cost, slower = timing.cost(scale), timing.cost(scale * SLOWER_HOST)
     priced = [price_log(log, cost, slower) for log in logs]
-    elasticity = ttft_elasticity(first, cost)
-    near = elasticity >= NEAR_SATURATION
+    near = (elasticity := ttft_elasticity(first, cost)) >= NEAR_SATURATION
     simulated_cost = timing.cost(scale)
     simulated, divergence = _simulate(first, simulated_cost)
     real = [measured_log(log) for log in logs]
+    replays = [check_replay(log) for log in logs]
     judge = _Judge(
         real,
         simulated,
@@ -130,7 +113,8 @@ def validate_workload(
         steps=steps,
         step_verdicts=judge.steps(steps),
         divergence=divergence,
-        attribution=_attribution(first, priced[0], real[0], simulated),
+        replayed=tuple(difference for _, difference in replays),
+        attribution=_attribution(first, priced[0], real[0], replays[0][0], simulated),
     )
 
 
@@ -163,17 +147,26 @@ def _counts(real: Sequence[Measured], simulated: Measured) -> dict[str, tuple[fl
 
 
 def _attribution(
-    log: StepLog, priced: PricedSteps, real: Measured, simulated: Measured
+    log: StepLog,
+    priced: PricedSteps,
+    real: Measured,
+    replayed: RunData | None,
+    simulated: Measured,
 ) -> dict[str, dict[str, float | None]]:
-    replayed = measured_run(replay_log(log))
-    runs = {"scheduling": replayed, "pricing": priced_plans(log, priced), "both": simulated}
+    runs = {
+        "scheduling": None if replayed is None else measured_run(replayed),
+        "pricing": priced_plans(log, priced),
+        "both": simulated,
+    }
     return {
         name: {run: _relative(_value(one, name), _value(real, name)) for run, one in runs.items()}
         for name in _ATTRIBUTED
     }
 
 
-def _value(run: Measured, name: str) -> float | None:
+def _value(run: Measured | None, name: str) -> float | None:
+    if run is None:
+        return None
     if name == "throughput":
         return run.output_throughput
     metric, _, statistic = name.partition("_")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simserve.fidelity.divergence import Divergence
+from simserve.fidelity.plans import PlanDifference
 from simserve.fidelity.step_errors import StepError
 
 __all__ = ["Cell", "StepVerdict", "Validation"]
@@ -120,6 +121,8 @@ class Validation:
     steps: Mapping[str, StepError]
     step_verdicts: tuple[StepVerdict, ...]
     divergence: Divergence | None
+    replayed: tuple[PlanDifference | None, ...]
+    """Of each log: where our scheduler, at the log's own times, first plans otherwise."""
     attribution: Mapping[str, Mapping[str, float | None]]
     """Error of each number under `scheduling` (our plans, measured times), `pricing` (the engine's
     plans, priced times) and `both` (the simulation)."""
@@ -129,7 +132,8 @@ class Validation:
         """Names of what is beyond its limit; a different scheduling rule is one."""
         missed = [cell.name for cell in self.cells if cell.missed]
         missed += [verdict.name for verdict in self.step_verdicts if verdict.missed]
-        if self.divergence is not None and not self.divergence.by_arrival:
+        by_rule = self.divergence is not None and not self.divergence.by_arrival
+        if by_rule or any(self.replayed):
             missed.append("scheduling rule")
         return missed
 
@@ -160,6 +164,10 @@ class Validation:
                 "why": divergence.reason,
                 "is_arrival": divergence.by_arrival,
             },
+            "replay": [
+                {"log": name, "first_difference": None if other is None else str(other)}
+                for name, other in zip(self.logs, self.replayed, strict=True)
+            ],
             "attribution": {name: dict(errors) for name, errors in self.attribution.items()},
             "misses": list(self.misses),
         }

@@ -7,7 +7,7 @@ the start of the run; here all are seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,13 +19,28 @@ from simserve.errors import TraceError
 from simserve.fidelity.cases import load_document
 from simserve.types import TraceRequest
 
-__all__ = ["LogConfig", "LogSteps", "StepLog", "is_vllm_log", "parse_vllm_log", "read_vllm_log"]
+__all__ = [
+    "LogConfig",
+    "LogSteps",
+    "StepLog",
+    "is_vllm_log",
+    "parse_vllm_log",
+    "preset_in",
+    "read_vllm_log",
+]
 
 MAX_MODEL_LEN = 40960
 """Of the engine in these logs; a file of another engine says its own."""
+_COLD_CACHE = ("reset_before", True)
+"""What every record is taken to be, so that it may say so."""
 _CLOCKS = ("start", "duration", "schedule", "update")
+_CONFIG = ("budget", "threshold", "max_num_seqs", "max_model_len", "block_size", "num_free_blocks",
+           "prefix_caching", "enable_chunked_prefill", "policy", "scheduler_reserve_full_isl",
+           "async_scheduling")  # fmt: skip
 _US = 1e-6
 _MAX_US = 2**53
+_ROUNDING_US = 2
+"""Start and duration are rounded apart: an end may come out a microsecond or two late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +55,12 @@ class LogConfig:
     num_gpu_blocks: int
     """With the null block."""
     enable_prefix_caching: bool
+    enable_chunked_prefill: bool = True
+    policy: str = "fcfs"
+    scheduler_reserve_full_isl: bool | None = None
+    """None: as the engine has it."""
+    not_read: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What else the file says of the engine; here it has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +110,8 @@ class StepLog:
     model: str
     config: LogConfig
     requests: tuple[TraceRequest, ...]
-    """In file order; ids are the places in it as text, `arrival_s` is when a request was due."""
+    """In file order; ids are the places in it as text, `arrival_s` is when a request was due,
+    `output_len` what came out, if anything did."""
     added_s: NDArray[np.float64]
     """When the engine's loop handed each request over; shape [requests]."""
     token_times_s: tuple[NDArray[np.float64], ...]
@@ -123,6 +145,16 @@ def parse_vllm_log(path: Path, document: Any) -> StepLog:
             f"{path}: not a step log: it needs `config` (with `budget`), `requests` and `steps`"
         )
     return _Reader(path).log(document)
+
+
+def preset_in(text: str, known: Sequence[str]) -> str | None:
+    """The longest of some presets' names that is a word of a log's `model` or `gpu`.
+
+    >>> preset_in("Llama-3.1-8B shape, dummy weights", ["llama-3.1-8b", "llama-3.1-70b"])
+    'llama-3.1-8b'
+    """
+    words = text.lower().replace(",", " ").split()
+    return max((name for name in known if name in words), key=len, default=None)
 
 
 class _Reader:
@@ -159,9 +191,17 @@ class _Reader:
         def number(key: str, least: int = 1, default: int | None = None) -> int:
             return self._int("config", key, entry.get(key, default), least)
 
-        caching = entry.get("prefix_caching", True)
-        if not isinstance(caching, bool):
-            self._fail("config", "prefix_caching", f"must be true or false, is {_short(caching)}")
+        def flag(key: str, default: bool | None) -> Any:
+            value = entry.get(key, default)
+            if not isinstance(value, bool) and value is not default:
+                self._fail("config", key, f"must be true or false, is {_short(value)}")
+            return value
+
+        policy = entry.get("policy", "fcfs")
+        if policy not in ("fcfs", "priority"):
+            self._fail("config", "policy", f"must be 'fcfs' or 'priority', is {_short(policy)}")
+        if flag("async_scheduling", False):
+            self._fail("config", "async_scheduling", "must be false: steps are not to overlap")
         return LogConfig(
             max_num_batched_tokens=number("budget"),
             long_prefill_token_threshold=number("threshold", 0, 0),
@@ -169,7 +209,15 @@ class _Reader:
             max_model_len=number("max_model_len", 1, MAX_MODEL_LEN),
             block_size=number("block_size"),
             num_gpu_blocks=number("num_free_blocks") + 1,
-            enable_prefix_caching=caching,
+            enable_prefix_caching=flag("prefix_caching", True),
+            enable_chunked_prefill=flag("enable_chunked_prefill", True),
+            policy=policy,
+            scheduler_reserve_full_isl=flag("scheduler_reserve_full_isl", None),
+            not_read={
+                key: value
+                for key, value in entry.items()
+                if key not in _CONFIG and (key, value) != _COLD_CACHE
+            },
         )
 
     # -- requests --------------------------------------------------------------------------------
@@ -184,9 +232,11 @@ class _Reader:
             where = f"requests[{i}]"
             if not isinstance(entry, dict):
                 self._fail(where, "request", f"must be an object, is {_short(entry)}")
-            requests.append(self._request(where, str(i), entry))
+            request = self._request(where, str(i), entry)
             added.append(self._int(where, "added", entry.get("added")) * _US)
-            times.append(self._token_times(where, entry.get("times"), requests[-1].output_len))
+            times.append(self._token_times(where, entry.get("times"), request))
+            # An end of sequence, an abort or the record's end: what came out is all there was.
+            requests.append(replace(request, output_len=len(times[-1]) or request.output_len))
         return tuple(requests), np.array(added), tuple(times)
 
     def _request(self, where: str, request_id: str, entry: Mapping[str, Any]) -> TraceRequest:
@@ -206,14 +256,17 @@ class _Reader:
             arrival_s=float(arrival_s),  # type: ignore[arg-type]
             prompt=tuple(prompt),
             output_len=self._int(where, "out", entry.get("out"), 1),
+            priority=self._int(where, "priority", entry.get("priority", 0), -_MAX_US),
         )
 
-    def _token_times(self, where: str, values: Any, output_len: int) -> NDArray[np.float64]:
-        times = self._numbers(where, "times", values)
-        if len(times) > output_len:
-            self._fail(where, "times", f"{len(times)} token times for out = {output_len} tokens")
+    def _token_times(self, where: str, values: Any, request: TraceRequest) -> NDArray[np.float64]:
+        times, most = self._numbers(where, "times", values), request.output_len
+        if len(times) > most:
+            self._fail(where, "times", f"{len(times)} token times for out = {most} tokens")
         if (np.diff(times) < 0).any():
             self._fail(where, "times", "must not decrease")
+        if len(times) and times[0] * _US < request.arrival_s - _ROUNDING_US * _US:
+            self._fail(where, "times", f"{times[0]} us lies before the arrival")
         return _seconds(times)
 
     def _numbers(self, where: str, field: str, values: Any) -> NDArray[np.int64]:
@@ -231,22 +284,30 @@ class _Reader:
         clocks: list[list[int]] = []
         rows: list[Sequence[int]] = []
         offsets, preempted = [0], {}
+        places: list[int] = []
         for j, entry in enumerate(entries):
             where = f"steps[{j}]"
             if not isinstance(entry, list) or len(entry) != 6:
                 self._fail(where, "step", f"must be a list of 6 entries, is {_short(entry)}")
             for name, value in zip(_CLOCKS, entry[:4], strict=True):
                 self._int(where, name, value, 1 if name == "duration" else 0)
+            of_step = self._rows(where, entry[4], num_requests)
+            victims = self._numbers(where, "preempted", entry[5]).tolist()
+            if not of_step and not victims:
+                continue  # the engine was asked, and had nothing to do
+            if victims:
+                preempted[len(places)] = tuple(victims)
+            places.append(j)
             clocks.append(entry[:4])
-            rows += self._rows(where, entry[4], num_requests)
+            rows += of_step
             offsets.append(len(rows))
-            if victims := self._numbers(where, "preempted", entry[5]).tolist():
-                preempted[j] = tuple(victims)
+        if not places:
+            self._fail("steps", "steps", "must hold a step that scheduled something")
         clock_us = np.array(clocks, dtype=np.int64)
         ends_us = clock_us[:, 0] + clock_us[:, 1]
-        # Start and duration are rounded apart: an end may come out a microsecond or two late.
-        if (early := np.flatnonzero(clock_us[1:, 0] < ends_us[:-1] - 2)).size:
-            self._fail(f"steps[{early[0] + 1}]", "start", "lies before the end of the step before")
+        if (early := np.flatnonzero(clock_us[1:, 0] < ends_us[:-1] - _ROUNDING_US)).size:
+            place = places[early[0] + 1]
+            self._fail(f"steps[{place}]", "start", "lies before the end of the step before")
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
         return LogSteps(
             start_s=_seconds(clock_us[:, 0]),
@@ -271,6 +332,8 @@ class _Reader:
                 self._fail(where, "rows", f"request {row[0]} is not one of {num_requests}")
             if row[1] < 1 or row[2] < 0:
                 self._fail(where, "rows", f"tokens must be positive, are {_short(row)}")
+        if len({row[0] for row in rows}) < len(rows):
+            self._fail(where, "rows", "a request must not be scheduled twice in a step")
         return rows
 
 

@@ -55,7 +55,8 @@ class BlockPool:
     @property
     def num_cached_keys(self) -> int:
         """Distinct (identity, group) pairs with at least one block."""
-        return len(np.unique(self._keys[self._keys > 0]))
+        keys = np.sort(self._keys)  # 0: no key
+        return int(np.count_nonzero(keys[1:] != keys[:-1]))
 
     def allocate(self, count: int) -> Blocks:
         """Hand out `count` blocks from the queue's head; what was cached in them is evicted."""

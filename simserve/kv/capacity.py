@@ -131,7 +131,7 @@ def fit_kv_cache(
         unused_bytes=left - kv_bytes,
         **parts,
     )
-    _check_fits(capacity, max_model_len)
+    _check_fits(capacity, max_model_len, draft)
     return capacity
 
 
@@ -202,23 +202,27 @@ def _partition_bytes(model: ModelShape, rows: int, max_model_len: int | None) ->
     return rows * model.num_attention_heads * partitions * (model.head_dim + 2) * 4
 
 
-def _check_fits(capacity: Capacity, max_model_len: int | None) -> None:
-    c = capacity
+def _check_fits(capacity: Capacity, max_model_len: int | None, draft: ModelShape | None) -> None:
+    c, who, of_draft, smaller = capacity, capacity.model, "", ""
+    if draft is not None:
+        draft_bytes = num_parameters(draft) * dtype_bytes(draft.dtype)
+        who = f"{c.model} with the draft model {draft.name}"
+        of_draft, smaller = f" ({draft_bytes / GIB:.2f} of it of the draft)", "a smaller draft, "
     needed = c.weight_bytes + c.activation_bytes + c.cuda_graph_bytes + c.partition_bytes
     terms = (
         f"{c.budget_bytes / GIB:.2f} GiB ({c.gpu_memory_bytes / GIB:.2f} GiB of {c.gpu} times "
-        f"gpu_memory_utilization), weights {c.weight_bytes / GIB:.2f} GiB in {c.dtype}, "
+        f"gpu_memory_utilization), weights {c.weight_bytes / GIB:.2f} GiB{of_draft} in {c.dtype}, "
         f"activations {c.activation_bytes / GIB:.2f} GiB, CUDA graphs and buffers "
         f"{(needed - c.weight_bytes - c.activation_bytes) / GIB:.2f} GiB"
     )
     if c.num_usable_blocks < 1:
         raise CapacityError(
-            f"{c.model} leaves no room for a KV cache: the budget is {terms}; "
-            "take a larger GPU, a smaller dtype, or a smaller max_num_batched_tokens"
+            f"{who} leaves no room for a KV cache: the budget is {terms}; "
+            f"take {smaller}a larger GPU, a smaller dtype, or a smaller max_num_batched_tokens"
         )
     if max_model_len is not None and max_model_len > c.num_usable_tokens:
         raise CapacityError(
-            f"max_model_len {max_model_len} of {c.model} does not fit: the {c.kv_dtype} KV cache "
+            f"max_model_len {max_model_len} of {who} does not fit: the {c.kv_dtype} KV cache "
             f"holds {c.num_usable_tokens} tokens ({c.num_usable_blocks} blocks of {c.block_size}); "
             f"the budget is {terms}; lower max_model_len or raise gpu_memory_utilization"
         )

@@ -161,5 +161,5 @@ class PagedDecodes:
     def _may_commit(self, held: Held, block: int, wanted: Chain) -> bool:
         """Whether a request goes on to complete the block that `wanted` has in this place."""
         own = self._blocks.chain(held)
-        done = held.request.num_computed_tokens // self._size
+        done = (held.request.num_computed_tokens - held.ahead) // self._size
         return own.num_blocks > block >= done and own.at(block) == wanted.at(block)

@@ -41,8 +41,13 @@ class FreeQueue:
 
     def __iter__(self) -> Iterator[int]:
         """Block ids from head (next to be handed out) to tail."""
+        return iter(self.blocks.tolist())
+
+    @property
+    def blocks(self) -> Blocks:
+        """The same as an array."""
         live = self._log[self._head : self._tail]
-        return iter(live[live > 0].tolist())
+        return live[live > 0]
 
     def num_before(self, blocks: Blocks) -> int:
         """How many blocks stand before the first of `blocks`, which are all in the queue."""

@@ -26,7 +26,7 @@ def as_blocks(table: array[int]) -> Blocks:
 class Held:
     """What a request holds: its block table per group, and how far it is committed to the cache."""
 
-    __slots__ = ("chain", "committed", "request", "tables", "waiting")
+    __slots__ = ("ahead", "chain", "committed", "request", "tables", "waiting")
 
     def __init__(self, request: Request, num_groups: int) -> None:
         self.request = request
@@ -35,6 +35,8 @@ class Held:
         self.chain: Chain | None = None
         self.waiting: list[Stretch] = []
         """Where blocks it completes are not committed at once."""
+        self.ahead = 0
+        """Of the tokens it has computed then, the last ones that were not known when scheduled."""
 
 
 class HeldBlocks:
@@ -122,11 +124,12 @@ class HeldBlocks:
         for stretch in stretches:
             stretch.committer = held
         held.waiting = stretches
+        held.ahead = held.request.num_output_placeholders
         return True
 
     def commit_now(self, held: Held) -> None:
         """Commit what a decode has completed so far."""
-        full_blocks = held.request.num_computed_tokens // self.block_size
+        full_blocks = (held.request.num_computed_tokens - held.ahead) // self.block_size
         if held.waiting and full_blocks > held.committed[0]:
             self._commit(held, full_blocks)
 

@@ -9,7 +9,7 @@ from simserve.errors import ConfigError, did_you_mean
 from simserve.metrics.goodput import SLO_METRICS
 from simserve.metrics.latency import METRICS
 
-__all__ = ["BASE_PERCENTILES", "MetricOptions", "RunInfo", "Scalar"]
+__all__ = ["MetricOptions", "RunInfo", "Scalar"]
 
 Scalar = str | int | float | bool | None
 

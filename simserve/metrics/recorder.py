@@ -335,6 +335,7 @@ class RunRecorder:
         for request in requests:
             reason, num_cached = request.finish_reason, request.num_cached_tokens
             self._num_stopped += request.status is Status.FINISHED_STOPPED
+            self._requests.preempted(request.request_id, request.num_preemptions)
             self._requests.end(request.request_id, outcome, reason, now_s, num_cached)
         self._forget([request.request_id for request in requests])
 

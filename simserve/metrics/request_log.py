@@ -198,6 +198,12 @@ class RequestLog:
         if row is not None:
             self._seconds[(row - self.num_taken) * _NUM_SECONDS + _SCHEDULED] = time_s
 
+    def preempted(self, request_id: str, least: int) -> None:
+        """It has been so often at least: in an asynchronous run the step may be told of later."""
+        row = self.rows.get(request_id)
+        if row is not None and self.num_preemptions[row] < least:
+            self.num_preemptions[row] = least
+
     def set_standing(self, request_id: str, outcome: Outcome, num_cached_tokens: int) -> None:
         """Where a request that has not ended stands when the simulation stops."""
         self._set_outcome(self.rows[request_id], outcome, num_cached_tokens)

@@ -199,6 +199,8 @@ def _check_target(path: Path, overwrite: bool) -> None:
     is_run = path.is_dir() and not path.is_symlink()
     if not is_run or (any(path.iterdir()) and not (path / SUMMARY).is_file()):
         raise RunDirectoryError(f"{path}: is not a run directory, so it is not overwritten")
+    if path.samefile("."):  # whoever is in it would be in a folder without a name
+        raise RunDirectoryError(f"{path}: is the current folder; name another, or a new one in it")
 
 
 def _take_place(folder: Path, path: Path) -> None:

@@ -18,7 +18,7 @@ from simserve.metrics.quantiles import Sample
 from simserve.metrics.recorder import RunData
 from simserve.metrics.request_log import Outcome
 
-__all__ = ["percentile_key", "summarise"]
+__all__ = ["summarise"]
 
 Summary = dict[str, Scalar]
 

@@ -21,6 +21,8 @@ __all__ = [
     "over_time",
     "per_step",
     "prefill_tokens",
+    "reach",
+    "reach_of_batches",
 ]
 
 MAX_SLICES = 400
@@ -111,8 +113,17 @@ def decode_name(result: RunResult) -> str:
 
 def envelope(signal: Signal, slices: int = MAX_SLICES) -> Envelope:
     """Least value, mean over time and largest value in at most `slices` slices of time."""
+    if len(signal.values) <= slices:
+        held = np.append(signal.values, signal.values[-1:])
+        return Envelope(signal.when_s, held, held, held)
+    return reach(signal, slices)
+
+
+def reach(signal: Signal, slices: int = MAX_SLICES) -> Envelope:
+    """The same in slices that are never narrower than a picture can show, as pieces may be that
+    stand among much idle time."""
     when, values = signal
-    if len(values) <= slices or when[0] == when[-1]:
+    if not len(values) or when[0] == when[-1]:
         held = np.append(values, values[-1:])
         return Envelope(when, held, held, held)
     edges = np.linspace(when[0], when[-1], slices + 1)
@@ -127,3 +138,11 @@ def envelope(signal: Signal, slices: int = MAX_SLICES) -> Envelope:
     )
     mean = np.clip(mean, low, high)  # sums of many pieces round
     return Envelope(edges, *(np.append(each, each[-1]) for each in (low, mean, high)))
+
+
+def reach_of_batches(
+    decode: Signal, total: Signal, slices: int = MAX_SLICES
+) -> tuple[Floats, Floats, Floats]:
+    """When slices begin, and the most tokens of a step in each: of decodes, and of all."""
+    when, _, _, most = reach(decode, slices)
+    return when, most, reach(total, slices).high

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simserve.metrics.result import RunResult
-from simserve.report.activity import decode_name, envelope, over_time
+from simserve.report.activity import decode_name, envelope, over_time, reach_of_batches
 from simserve.report.curves import Distribution, is_wide, preemption_times
 from simserve.report.style import COLOURS, dress, legend_above, legend_below_title, log_ticks, looks
 
@@ -70,17 +70,21 @@ def draw_cache(result: RunResult, axes: Axes) -> None:
 
 
 def draw_batches(result: RunResult, axes: Axes) -> None:
-    """Decode and prefill tokens of a step, stacked: means over time, and above them the most."""
+    """Decode and prefill tokens of a step, stacked: means over time, behind them the most."""
     dress(axes, "Tokens per step", "time (s)", "tokens")
     if result.steps_table.num_rows:
-        decode, prefill, total = (
-            envelope(over_time(result, name))
+        signals = {
+            name: over_time(result, name)
             for name in ("decode_tokens", "prefill_tokens", "num_tokens")
-        )
+        }
+        when, decodes, most = reach_of_batches(signals["decode_tokens"], signals["num_tokens"])
+        shade: dict[str, Any] = {"step": "post", "alpha": 0.4, "lw": 0}
+        axes.fill_between(when, 0.0, decodes, color=COLOURS[4], **shade)
+        axes.fill_between(when, decodes, most, color=COLOURS[0], **shade)
+        decode, prefill = (envelope(signals[f"{name}_tokens"]) for name in ("decode", "prefill"))
         when, top = decode.when_s, decode.mean + prefill.mean
         axes.fill_between(when, 0.0, decode.mean, step="post", color=COLOURS[4], lw=0)
         axes.fill_between(when, decode.mean, top, step="post", color=COLOURS[0], lw=0)
-        axes.fill_between(when, top, total.high, step="post", color=COLOURS[0], alpha=0.25, lw=0)
         for name, colour in ((decode_name(result), COLOURS[4]), ("prefill", COLOURS[0])):
             axes.fill_between([], [], color=colour, label=name)
     _finish_steps(axes)

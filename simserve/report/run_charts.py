@@ -9,7 +9,7 @@ import numpy as np
 
 from simserve.metrics.arrow import column
 from simserve.metrics.result import RunResult
-from simserve.report.activity import decode_name, envelope, over_time
+from simserve.report.activity import decode_name, envelope, over_time, reach_of_batches
 from simserve.report.curves import (
     LATENCIES,
     Distribution,
@@ -83,9 +83,15 @@ def load_charts(result: RunResult) -> list[Chart]:
         return {"name": name, "colour": colour, "shape": "step", **lines}
 
     decode = series("decode_tokens", decode_name(result), 4)
-    prefill, total = series("prefill_tokens", "prefill", 0), series("num_tokens", "", 0)
+    prefill = series("prefill_tokens", "prefill", 0)
     top = [a + b for a, b in zip(decode["y"], prefill["y"], strict=True)]
-    both = {"y": top, "base": decode["y"], "most": total["high"]}
+    both = {"y": top, "base": decode["y"]}
+    decodes, totals = (over_time(result, name) for name in ("decode_tokens", "num_tokens"))
+    when, *highs = map(plain, reach_of_batches(decodes, totals, SLICES))
+    shades = [
+        {"colour": colour, "x": when, "y": high, "base": base}
+        for colour, base, high in ((4, [0.0] * len(when), highs[0]), (0, *highs))
+    ]
     stack = [{**prefill, "shape": "area", **both}, {**decode, "shape": "area"}]
     return [
         {
@@ -106,6 +112,7 @@ def load_charts(result: RunResult) -> list[Chart]:
             "x": time,
             "y": {"label": "tokens", "zero": True},
             "series": stack,
+            "shades": shades,
         },
         {
             "title": "Decode tokens per step",

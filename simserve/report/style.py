@@ -6,6 +6,7 @@ Figures are made directly, never through pyplot: no global state, no display.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle, islice
@@ -115,7 +116,12 @@ def dress(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG; equal figures give equal bytes."""
+    """The figure as PNG; equal figures give equal bytes.
+
+    A character that the font lacks, in a label of the user's, is drawn as a box.
+    """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "simserve"})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing", UserWarning)
+        figure.savefig(buffer, format="png", metadata={"Software": "simserve"})
     return buffer.getvalue()

@@ -18,7 +18,15 @@ from simserve.report.style import (
     png,
     styled,
 )
-from simserve.report.sweep_points import Line, Table, as_frame, grid, lines, pareto_front
+from simserve.report.sweep_points import (
+    Line,
+    Table,
+    as_frame,
+    grid,
+    lines,
+    pareto_front,
+    short_names,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +124,7 @@ def draw_heatmap(
         figure = Figure(figsize=size, dpi=100, layout="constrained")
         axes = figure.subplots()
         title = value if depth <= 1 else f"{value}, mean of up to {depth} points"
-        dress(axes, title, x, y.rpartition(".")[2])
+        dress(axes, title, x, short_names([x, y])[y])
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         image = axes.imshow(cells, cmap="Blues", aspect="auto", origin="lower")

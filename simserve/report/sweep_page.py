@@ -135,7 +135,7 @@ def _heatmap(points: SweepPoints, x: str, y: str, value: str) -> Chart:
         "title": value if depth <= 1 else f"{value}, mean of up to {depth} points",
         "value": value,
         "x": {"label": x, "values": xs},
-        "y": {"label": y.rpartition(".")[2], "values": ys},
+        "y": {"label": short_names([x, y])[y], "values": ys},
         "cells": [plain(row) for row in cells],
         "shades": [plain(row) for row in shades],
     }

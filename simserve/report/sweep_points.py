@@ -39,6 +39,8 @@ Floats = NDArray[np.float64]
 MAX_LINES = 6
 LOADS = ("rate", "max_concurrency", "speedup")
 """Last parts of keys that say how much comes in."""
+SAYS_LITTLE = ("kind", "mean", "value")
+"""Last parts of keys that say of nothing what it is."""
 GRID_FIRST = ("max_num_batched_tokens", "long_prefill_token_threshold", "max_num_seqs")
 """Last parts of keys that people lay a grid over, the most usual first."""
 
@@ -172,22 +174,26 @@ def lines(table: Table, x: str, by: Sequence[str] = ()) -> Iterator[Line]:
         groups = [((), frame)]
     for values, rows in groups:
         ordered = rows.sort_values(x, kind="stable")
-        named = zip(short_names(by).values(), values, strict=False)
+        short = short_names([x, *by])
+        named = zip([short[key] for key in by], values, strict=False)
         name = ", ".join(setting(key, value) for key, value in named)
         yield Line(name, ordered[x].to_numpy(dtype=np.float64), ordered)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each key, or two where one is not enough.
+    """The last parts of each key, as many as tell it from the others, and what it is.
 
-    >>> list(short_names(["a.prompt_len.value", "a.output_len.value", "seed"]).values())
-    ['prompt_len.value', 'output_len.value', 'seed']
+    >>> list(short_names(["classes.0.output_len.value", "classes.1.output_len.value"]).values())
+    ['0.output_len.value', '1.output_len.value']
     """
-    last = [key.rpartition(".")[2] for key in keys]
-    return {
-        key: one if last.count(one) == 1 else ".".join(key.split(".")[-2:])
-        for key, one in zip(keys, last, strict=True)
-    }
+    return {key: _short(key.split("."), [one.split(".") for one in keys]) for key in keys}
+
+
+def _short(path: list[str], paths: list[list[str]]) -> str:
+    for count in range(2 if path[-1] in SAYS_LITTLE else 1, len(path)):
+        if sum(one[-count:] == path[-count:] for one in paths) == 1:
+            return ".".join(path[-count:])
+    return ".".join(path)
 
 
 def setting(name: str, value: object) -> str:

@@ -49,8 +49,6 @@ class BaseScheduler:
         """All that are waiting or running, by id."""
         self.cohort: Cohort | None = None
         """Leading running requests that are decided for together, if the class does so."""
-        self._num_in_cohort = 0
-        """How many rows of the plan in progress are theirs, the first ones."""
         self._finished_ids: list[str] = []
         self._num_steps = 0
 
@@ -102,7 +100,6 @@ class BaseScheduler:
         """Go back to single requests: something is about to happen to one of them."""
         if self.cohort:
             self.cohort.dissolve(self.running)
-        self._num_in_cohort = 0
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -207,7 +204,7 @@ class BaseScheduler:
         if stops:
             self.dissolve_cohort()
         is_sampled = result.num_emitted is plan.samples
-        first, finished = self._update_cohort(emitted, is_sampled)
+        first, finished = self._update_cohort(plan, emitted, is_sampled)
         num_ended = len(finished)
         drafted = plan.draft_tokens
         for i, request in enumerate(map(self.requests.get, plan.request_ids[first:]), first):
@@ -236,22 +233,35 @@ class BaseScheduler:
             self._take_drafts(result.draft_tokens)
         return StepOutput(emitted, finished)
 
-    def _update_cohort(self, emitted: Sequence[int], is_sampled: bool) -> tuple[int, list[Request]]:
-        """Tokens of the cohort: how many rows that were, and the requests that ended.
+    def _update_cohort(
+        self, plan: StepPlan, emitted: list[int], is_sampled: bool
+    ) -> tuple[int, list[Request]]:
+        """Tokens of the cohort: behind how many rows the others follow, and who ended.
 
         `is_sampled`: all yield what the plan samples, for the cohort one token each.
         """
-        count = self._num_in_cohort
-        if self.cohort is None or not count:
+        cohort = self.cohort
+        if cohort is None or not cohort.ids:
             return 0, []
-        if not is_sampled and emitted[:count].count(1) != count:
+        rows, num_rows, last = plan.request_ids, len(cohort.ids), cohort.ids[-1]
+        if len(rows) < num_rows or rows[num_rows - 1] != last:
+            if last not in rows:
+                return 0, []  # a plan that a subclass has made without them
+            num_rows = rows.index(last) + 1
+            self._drop_ended(rows[:num_rows], emitted)
+        if not is_sampled and emitted[:num_rows].count(1) != len(cohort.ids):
             self.dissolve_cohort()
             return 0, []
-        self._num_in_cohort = 0
-        finished = self.cohort.update(self.running)
+        finished = cohort.update(self.running)
         for request in finished:
             self._finish_with_all(request, _BY_LENGTH)
-        return count, finished
+        return num_rows, finished
+
+    def _drop_ended(self, request_ids: Sequence[str], emitted: list[int]) -> None:
+        """Requests that ended while the step was in flight yield nothing."""
+        for i, request_id in enumerate(request_ids):
+            if request_id not in self.requests:
+                emitted[i] = 0
 
     def _take_drafts(self, draft_tokens: Mapping[str, Sequence[int]]) -> None:
         """New drafts replace the old ones; requests that are not named keep theirs."""

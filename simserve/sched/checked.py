@@ -6,52 +6,60 @@ from collections.abc import Mapping
 from typing import Any
 
 from simserve.errors import PluginError
+from simserve.protocols import Scheduler
 from simserve.types import Request, StepOutput, StepPlan, StepResult
 
 __all__ = ["checked"]
 
-_HELD = "_held_by_checked"
-"""Attribute of a scheduler: its requests by id. To ask it for all of them in every step would take
-as long as its queue is."""
 
+def checked(scheduler: Scheduler) -> Scheduler:
+    """`scheduler`, from now on with a look at each plan that it returns.
 
-def checked(cls: type[Any]) -> type[Any]:
-    """`cls`, with a look at each plan that it returns.
+    The same object, so that all else of it is as it was; the methods may be of its class or its
+    own. `schedule()` and `update()` raise PluginError, naming the class, if `schedule()` returns no
+    plan, schedules a request that it does not hold, one twice, or for no tokens or more than it
+    lacks, or if `update()` returns no output.
 
-    A subclass, so that all else of it is as it was. Its `schedule()` and `update()` raise
-    PluginError, naming the class, if `schedule()` returns no plan, schedules a request that it does
-    not hold, one twice, or for no tokens or more than it lacks, or if `update()` returns no output.
+    Raises:
+        PluginError: the object takes no attributes.
     """
+    cls = type(scheduler)
     name = f"{cls.__module__}:{cls.__qualname__}"
+    own_add, own_abort = scheduler.add_request, scheduler.abort
+    own_schedule, own_update = scheduler.schedule, scheduler.update
+    held: dict[str, Request] = {}  # to ask for all requests takes as long as the queue is
 
-    def add_request(self: Any, request: Request) -> None:
-        self.__dict__.setdefault(_HELD, {})[request.request_id] = request
-        cls.add_request(self, request)
+    def add_request(request: Request) -> None:
+        held[request.request_id] = request
+        own_add(request)
 
-    def abort(self: Any, request_id: str) -> Request | None:
-        self.__dict__.get(_HELD, {}).pop(request_id, None)
-        request: Request | None = cls.abort(self, request_id)
-        return request
+    def abort(request_id: str) -> Request | None:
+        held.pop(request_id, None)
+        return own_abort(request_id)
 
-    def schedule(self: Any) -> StepPlan:
-        plan = cls.schedule(self)
-        if fault := _fault(plan, self.__dict__.get(_HELD, {})):
+    def schedule() -> StepPlan:
+        plan = own_schedule()
+        if fault := _fault(plan, held):
             raise PluginError(f"{name}.schedule() {fault}")
-        checked_plan: StepPlan = plan
-        return checked_plan
+        return plan
 
-    def update(self: Any, plan: StepPlan, result: StepResult) -> StepOutput:
-        output = cls.update(self, plan, result)
+    def update(plan: StepPlan, result: StepResult) -> StepOutput:
+        output: Any = own_update(plan, result)
         if not isinstance(output, StepOutput):
             raise PluginError(f"{name}.update() returned {output!r}, not a StepOutput")
         for request in output.finished:
-            self.__dict__[_HELD].pop(request.request_id, None)
+            held.pop(request.request_id, None)
         return output
 
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    methods = {one.__name__: one for one in (add_request, abort, schedule, update)}
-    with_looks: type[Any] = type(cls.__name__, (cls,), {**names, **methods, "__doc__": cls.__doc__})
-    return with_looks
+    for method in (add_request, abort, schedule, update):
+        try:
+            setattr(scheduler, method.__name__, method)
+        except AttributeError:
+            raise PluginError(
+                f"{name} lets nobody look at its plans: its {method.__name__} cannot be set on an "
+                "object; leave __slots__ and frozen out, or let __slots__ hold '__dict__'"
+            ) from None
+    return scheduler
 
 
 def _fault(plan: Any, held: Mapping[str, Request]) -> str:

@@ -33,8 +33,8 @@ class VllmScheduler(BaseScheduler):
         applies = params.enable_chunked_prefill or params.as_engine
         self._threshold = params.long_prefill_token_threshold if applies else 0
         self._reserves_all = params.scheduler_reserve_full_isl
-        if kv.decodes is not None and not self.plans_ahead and not params.num_lookahead_tokens:
-            self.cohort = Cohort(kv.decodes)
+        if kv.decodes is not None and not params.num_lookahead_tokens:
+            self.cohort = Cohort(kv.decodes, params.max_model_len, int(self.plans_ahead))
 
     def schedule(self) -> StepPlan:
         """Decide one step and count its tokens as computed."""
@@ -94,15 +94,14 @@ class VllmScheduler(BaseScheduler):
         cohort, running = self.cohort, self.running
         if cohort is None:
             return 0
-        if len(cohort) < len(running):
+        if len(cohort.ids) < len(running):
             cohort.take_in(running)
-        count = len(cohort)
+        count = len(cohort.ids)
         if not count:
             return 0
         if count > self.params.max_num_batched_tokens or not cohort.schedule(plan):
             self.dissolve_cohort()
             return 0
-        self._num_in_cohort = count
         return count
 
     def _capped(self, start: int, num_new_tokens: int, budget: int) -> int:
@@ -246,8 +245,7 @@ class VllmScheduler(BaseScheduler):
         last of these steps, and blocks last.
         """
         cohort, num_running = self.cohort, len(self.running)
-        count = self._num_in_cohort
-        if cohort is None or not count == num_running == len(plan.request_ids):
+        if cohort is None or not 0 < len(cohort.ids) == num_running == len(plan.request_ids):
             return 1
         if plan.preempted_ids:
             return 1

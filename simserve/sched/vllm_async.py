@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from simserve.protocols import KVCacheManager
+from simserve.sched.params import SchedulerParams
 from simserve.sched.vllm import VllmScheduler
 from simserve.types import Request, Status, StepPlan
 
@@ -17,10 +19,20 @@ class VllmAsyncScheduler(VllmScheduler):
 
     plans_ahead = True
 
+    def __init__(self, params: SchedulerParams, kv: KVCacheManager) -> None:
+        super().__init__(params, kv)
+        self._num_calm = 0
+        """Steps scheduled since one that preempted."""
+
     def close_plan(self, plan: StepPlan) -> StepPlan:
         """A request that yields a token in this step gets a placeholder for it."""
         super().close_plan(plan)
-        for request_id in plan.request_ids:
+        self._num_calm = 0 if plan.preempted_ids else self._num_calm + 1
+        others = plan.request_ids
+        if self.cohort:
+            self.cohort.expect_token()
+            others = others[len(self.cohort.ids) :]
+        for request_id in others:
             request = self.requests[request_id]
             known = request.num_tokens + request.num_output_placeholders
             if request.num_computed_tokens == known:
@@ -34,3 +46,10 @@ class VllmAsyncScheduler(VllmScheduler):
             self.kv.cache_blocks(
                 request, request.num_computed_tokens - request.num_output_placeholders
             )
+
+    def steady_steps(self, plan: StepPlan) -> int:
+        """As for steps one by one; the step before `plan` is still in flight.
+
+        A request preempted in that step would get a token of it while it waits.
+        """
+        return super().steady_steps(plan) if self._num_calm > 1 else 1

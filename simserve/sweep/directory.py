@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from simserve.sweep.worker import OVERRIDES
 __all__ = ["SweepDirectory"]
 
 _PARTIAL = ".partial"
+_FILE = "sweep.yaml"
 
 
 class SweepDirectory:
@@ -42,6 +44,7 @@ class SweepDirectory:
 
     def __init__(self, path: Path, plain: Mapping[str, Any], *, resume: bool) -> None:
         self.path = path
+        self._is_new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path, os.O_RDONLY)
@@ -49,16 +52,18 @@ class SweepDirectory:
             raise RunDirectoryError(f"{path}: cannot write there: {error}") from None
         try:
             self._take()
+            self._was_empty = not any(path.iterdir())
             self._check(plain, resume)
+        except RunDirectoryError:
+            os.close(self._lock)  # what is there is not ours
+            raise
+        try:
             shutil.rmtree(self.partial, ignore_errors=True)
             self.partial.mkdir()
-            (path / "sweep.yaml").write_text(dump_plain(plain), encoding="utf-8", newline="\n")
+            (path / _FILE).write_text(dump_plain(plain), encoding="utf-8", newline="\n")
         except OSError as error:
             self.close()
             raise RunDirectoryError(f"{path}: cannot write there: {error}") from None
-        except RunDirectoryError:
-            self.close()
-            raise
 
     @property
     def partial(self) -> Path:
@@ -108,8 +113,13 @@ class SweepDirectory:
         return Failure(record["error"], record["message"])
 
     def close(self) -> None:
-        """Let others have it; nothing half done stays."""
+        """Let others have it; nothing half done stays, and nothing at all if no point has ended."""
         shutil.rmtree(self.partial, ignore_errors=True)
+        with suppress(OSError):  # somebody has deleted it
+            if self._was_empty and [path.name for path in self.path.iterdir()] == [_FILE]:
+                (self.path / _FILE).unlink()
+                if self._is_new:
+                    self.path.rmdir()
         os.close(self._lock)
 
     def _take(self) -> None:
@@ -119,7 +129,7 @@ class SweepDirectory:
             raise RunDirectoryError(f"{self.path}: another sweep is writing there") from None
 
     def _check(self, plain: Mapping[str, Any], resume: bool) -> None:
-        file = self.path / "sweep.yaml"
+        file = self.path / _FILE
         if not any(self.path.iterdir()):
             return
         if not resume:

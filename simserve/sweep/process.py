@@ -32,20 +32,23 @@ class PointProcesses:
         self._lock = Lock()
         self._closed = False
 
-    def run(self, task: Task, folder: Path, timeout_s: float | None) -> Failure | None:
+    def run(
+        self, task: Task, folder: Path, timeout_s: float | None, cwd: Path | None = None
+    ) -> Failure | None:
         """Run a point, and wait for its end.
 
         Args:
             task: what to run.
             folder: there, its run directory appears; what else is left in it is of no use.
             timeout_s: after so many seconds its process is killed, and all that it started.
+            cwd: its current folder. None: that of this process.
         """
         with self._lock:
             if self._closed:
                 return Failure("Interrupted", "the sweep was interrupted")
             worker = self._idle.pop() if self._idle else _Worker()
             self._workers.add(worker)
-        failure = worker.run(task, folder, timeout_s)
+        failure = worker.run(task, folder, timeout_s, cwd)
         with self._lock:
             if worker.is_alive and not self._closed:
                 self._idle.append(worker)
@@ -114,11 +117,14 @@ class _Worker:
         """Whether it can run another task."""
         return self._process.poll() is None
 
-    def run(self, task: Task, folder: Path, timeout_s: float | None) -> Failure | None:
+    def run(
+        self, task: Task, folder: Path, timeout_s: float | None, cwd: Path | None
+    ) -> Failure | None:
         """Run a task; afterwards the worker is dead if it took too long."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = json.dumps({"folder": str(folder), "task": asdict(task)})
+        where = None if cwd is None else str(cwd)
+        request = json.dumps({"folder": str(folder), "task": asdict(task), "cwd": where})
         self._log.seek(0)
         self._log.truncate()
         try:

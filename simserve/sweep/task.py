@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import JsonValue
 
-import simserve
 from simserve.config.sweep_loader import Point
 
 __all__ = ["Failure", "Task"]
@@ -35,8 +34,6 @@ class Task:
     """What was given of the configuration: what does not go together may be left at its default."""
     base_dir: str
     """What paths in it are relative to."""
-    version: str
-    """Of simserve: all nodes of a cluster have to agree."""
 
     @classmethod
     def of(cls, point: Point) -> Self:
@@ -49,5 +46,4 @@ class Task:
             values={**scenario, **point.values},
             config=point.loaded.config.model_dump(mode="json", exclude_unset=True),
             base_dir=str(point.loaded.base_dir),
-            version=simserve.__version__,
         )

@@ -1,9 +1,9 @@
 """Makes points on request: `python -m simserve.sweep.worker`, told what to run on standard input.
 
-Each line of input is a folder and a task, as JSON; it is answered by a line of output: null if the
-run directory is in the folder, else what went wrong. Each task has a process of its own, forked
-from this one, which has loaded the simulator and nothing else. When standard input is closed, if
-only by the death of who held it, everything ends.
+Each line of input is a folder, a task and where to run it, as JSON; it is answered by a line of
+output: null if the run directory is in the folder, else what went wrong. Each task has a process of
+its own, forked from this one, which has loaded the simulator and nothing else. When standard input
+is closed, if only by the death of who held it, everything ends.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import simserve
 from simserve import api
 from simserve.config.loader import load_config
-from simserve.errors import ConfigError, SimserveError
+from simserve.errors import SimserveError
 from simserve.metrics import rundir, tables  # noqa: F401  (loaded here, not in every task)
 from simserve.sweep.task import Failure, Task
 
@@ -53,6 +52,8 @@ def main() -> None:
 def _run(line: str, sender: Connection, held: int) -> None:
     threading.Thread(target=_end_with, args=(held,), daemon=True).start()
     request = json.loads(line)
+    if request["cwd"] is not None:
+        os.chdir(request["cwd"])
     try:
         _make(Task(**request["task"]), Path(request["folder"]))
     except SimserveError as error:
@@ -65,11 +66,6 @@ def _end_with(held: int) -> None:
 
 
 def _make(task: Task, folder: Path) -> None:
-    if task.version != simserve.__version__:
-        raise ConfigError(
-            f"this node has simserve {simserve.__version__}, the sweep was started with "
-            f"{task.version}: install the same on all nodes"
-        )
     result = api.run(load_config(task.config, base_dir=Path(task.base_dir)))
     result.summary_dict |= {key: _scalar(value) for key, value in task.values.items()}
     directory = result.save(folder / task.name)

@@ -158,19 +158,24 @@ def _find_columns(
 def write_lines(path: Path, lines: Iterable[str]) -> int:
     """Write lines to a temporary file beside `path`, then give it that name. Returns how many.
 
-    Whatever goes wrong, `path` is either the old file or the whole new one.
+    Whatever goes wrong, `path` is either the old file or the whole new one. A link stays, and what
+    it leads to is written; what is no file but takes lines, such as a device, gets them directly.
     """
     count = 0
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    is_file = path.is_file() or not path.exists()
+    target = Path(os.path.realpath(path))
+    written = target.with_name(f".{target.name}.{os.getpid()}.tmp") if is_file else path
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        with written.open("w", encoding="utf-8", newline="\n") as file:
             for line in lines:
                 file.write(line + "\n")
                 count += 1
-        os.replace(temporary, path)
+        if is_file:
+            os.replace(written, target)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        if is_file:
+            with suppress(OSError):
+                written.unlink()
     return count

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 __all__ = [
     "ConstantLength",
     "EmpiricalLength",
-    "EmpiricalPairs",
     "IndependentLengths",
     "Length",
-    "LengthPairs",
     "LognormalLength",
     "UniformLength",
     "ZipfLength",
@@ -135,16 +133,6 @@ class EmpiricalLength:
         return observed[rng.integers(0, len(observed), count)]
 
 
-class LengthPairs(Protocol):
-    """Anything that draws (prompt, output) lengths >= 1."""
-
-    def draw(
-        self, prompt_rng: np.random.Generator, output_rng: np.random.Generator, count: int
-    ) -> NDArray[np.int64]:
-        """`count` pairs, shape [count, 2]."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndependentLengths:
     """Prompt and output lengths that know nothing of each other."""
@@ -158,21 +146,3 @@ class IndependentLengths:
         """`count` pairs, shape [count, 2]; each length is drawn from its own generator."""
         prompts = self.prompt_len.draw(prompt_rng, count)
         return np.stack([prompts, self.output_len.draw(output_rng, count)], axis=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmpiricalPairs:
-    """Observed (prompt, output) lengths, drawn with replacement and kept together."""
-
-    pairs: tuple[tuple[int, int], ...]
-
-    def __post_init__(self) -> None:
-        if not self.pairs or min(min(pair) for pair in self.pairs) < 1:
-            raise ValueError("pairs must be a non-empty list of lengths of at least 1")
-
-    def draw(
-        self, prompt_rng: np.random.Generator, output_rng: np.random.Generator, count: int
-    ) -> NDArray[np.int64]:
-        """`count` pairs, shape [count, 2], all drawn from `prompt_rng`."""
-        observed = np.asarray(self.pairs, dtype=np.int64)
-        return observed[prompt_rng.integers(0, len(observed), count)]

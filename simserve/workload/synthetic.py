@@ -6,7 +6,7 @@ are asked for. Every kind of number has a random stream of its own (see `streams
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from simserve.segments import Segments
 from simserve.types import TraceRequest
 from simserve.workload.arrivals import ArrivalProcess
-from simserve.workload.lengths import EmpiricalPairs, Length, LengthPairs
+from simserve.workload.lengths import IndependentLengths, Length
 from simserve.workload.streams import Stream, generator
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "SharedPrefix",
     "Synthetic",
     "apportion",
-    "empirical_pairs",
     "generate",
     "prefix_choice",
 ]
@@ -35,7 +34,7 @@ Ints = NDArray[np.int64]
 class RequestClass:
     """One kind of request in a mix: `count` of them exactly, or a share by `weight`."""
 
-    lengths: LengthPairs
+    lengths: IndependentLengths
     name: str = ""
     weight: float = 1.0
     count: int | None = None
@@ -145,11 +144,6 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     order = np.argsort(shares - exact, kind="stable")
     shares[order[: total - int(shares.sum())]] += 1
     return [int(share) for share in shares]
-
-
-def empirical_pairs(requests: Iterable[TraceRequest]) -> EmpiricalPairs:
-    """The (prompt, output) lengths of a trace, to draw from."""
-    return EmpiricalPairs(pairs=tuple((r.prompt_len, r.output_len) for r in requests))
 
 
 def prefix_choice(

@@ -24,10 +24,10 @@ from simserve.types import TraceRequest
 from simserve.workload.files import file_sha256, write_lines
 from simserve.workload.readers.base import Options, Reader, check_options
 from simserve.workload.readers.native import encode
-from simserve.workload.report import TraceReport, make_report
 from simserve.workload.rows import BadRow, OnBadRow, Row, RowLog
 from simserve.workload.siblings import sibling_ids
 from simserve.workload.sniff import sniff
+from simserve.workload.trace_report import TraceReport, make_report
 
 __all__ = ["Trace", "TraceReport", "open_trace", "write_trace"]
 
@@ -38,12 +38,15 @@ def open_trace(
     format: str = "auto",
     on_bad_row: OnBadRow = "error",
     sort: bool = True,
+    base_dir: Path | None = None,
+    reader_options: Options | None = None,
     **options: Any,
 ) -> Trace:
     """A trace file, its format found out (`auto`) or named; rows are read when asked for.
 
     `on_bad_row` is `error` or `drop`; without `sort`, rows out of order are an error.
-    `options` are those of the format.
+    `base_dir` is a folder in which the module of a `module:Class` is looked for besides.
+    `options` are those of the format, and `reader_options` more of them, whatever they are called.
 
     Raises:
         ConfigError: an option is unknown or wrong.
@@ -55,13 +58,14 @@ def open_trace(
     if on_bad_row not in ("error", "drop"):
         raise ConfigError(f"on_bad_row is {on_bad_row!r}, but must be 'error' or 'drop'")
     name = sniff(path) if format == "auto" else format
-    reader = resolve("readers", name)()
+    reader = resolve("readers", name, base_dir)()
     missing = [method for method in ("sniff", "read") if not hasattr(reader, method)]
     if missing:
         raise PluginError(f"'{name}' cannot serve as a trace reader: it lacks {', '.join(missing)}")
     if not path.is_file():
         raise TraceError(f"{path}: no such file")
-    return Trace(path, name, reader, _checked(name, reader, path, options), on_bad_row, sort)
+    given = _checked(name, reader, path, {**(reader_options or {}), **options})
+    return Trace(path, name, reader, given, on_bad_row, sort)
 
 
 def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> int:

@@ -74,6 +74,7 @@ def test_a_config_json_is_read(tmp_path: Path) -> None:
         (["--model", "llama-3.1-70b", "--gpu", "h100"], "leaves no room for a KV cache"),
         (["--gpu", "rtx4090", "--max-model-len", "131072"], "max_model_len 131072 of llama-3.1-8b"),
         (["--gpu", "h20"], "did you mean 'h200'?"),
+        (["--max-num-batched-tokens", "9" * 20], "less than or equal to 1000000000"),
         (["--kv-cache-dtype", "fp9"], "dtype 'fp9' is not known"),
         (["--gpu-memory-utilization", "90"], "gpu_memory_utilization must be above 0"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -55,6 +56,8 @@ class FakeApi:
         self.error: BaseException | None = None
         self.summary = dict(SUMMARY)
         self.num_total: int | None = 20
+        self.warnings: tuple[str, ...] = ()
+        """What came up in the run."""
 
     def run_to_directory(self, loaded: Any, *, out: Path, progress: Any) -> SimpleNamespace:
         self.loaded, self.out = loaded, out
@@ -65,7 +68,10 @@ class FakeApi:
         out.mkdir(parents=True, exist_ok=True)
         errors = pa.table({"error": ["5 tokens are too many", None, "7 tokens are too many"]})
         pq.write_table(errors, out / "requests.parquet")
-        return SimpleNamespace(summary=self.summary, directory=out, picture=out / "run.png")
+        warnings = (*loaded.warnings, *self.warnings)
+        return SimpleNamespace(
+            summary=self.summary, directory=out, picture=out / "run.png", warnings=warnings
+        )
 
 
 @pytest.fixture
@@ -175,8 +181,10 @@ def test_quiet_prints_nothing(fake_api: FakeApi) -> None:
 
 
 def test_warnings_are_printed(fake_api: FakeApi) -> None:
+    fake_api.warnings = ("the model was not measured",)
     outcome = invoke("run", "c.yaml", "-o", "scheduler.enable_chunked_prefill=false")
-    assert "warning: scheduler.enable_chunked_prefill: vLLM v0.11.0 forces" in outcome.stderr
+    assert outcome.stderr.count("warning: scheduler.enable_chunked_prefill: vLLM v0.11.0 for") == 1
+    assert outcome.stderr.endswith("warning: the model was not measured\n")
 
 
 def test_nothing_is_overwritten(fake_api: FakeApi, tmp_path: Path) -> None:
@@ -190,6 +198,22 @@ def test_nothing_is_overwritten(fake_api: FakeApi, tmp_path: Path) -> None:
     outcome = invoke("run", "c.yaml", "--out", "full")
     assert outcome.exit_code == 2
     assert outcome.stderr == "full: exists already; name a new or empty folder for --out\n"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to("other")
+    assert invoke("run", "c.yaml", "--out", "link").exit_code == 0
+    assert fake_api.out == tmp_path / "other"
+
+
+def test_output_that_cannot_be_written_is_no_traceback(
+    fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("simserve.cli.table.print_run", full)
+    outcome = invoke("run", "c.yaml")
+    assert outcome.exit_code == 2
+    assert outcome.stderr.endswith("cannot read or write: [Errno 28] No space left on device\n")
 
 
 def test_a_wrong_configuration_ends_with_2(fake_api: FakeApi, tmp_path: Path) -> None:

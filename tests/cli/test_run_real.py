@@ -58,7 +58,7 @@ class Fake:
         self.loaded = loaded
         progress(1.5, 3, 3)
         summary = {"status": self.status, "timing": "measured", "duration": 1.5}
-        return SimpleNamespace(summary=summary, directory=out, picture=None)
+        return SimpleNamespace(summary=summary, directory=out, picture=None, warnings=())
 
     def validate(self, loaded: Any, real: Any, *, progress: Any) -> real_gpu.Validation:
         assert loaded is self.loaded

@@ -103,6 +103,7 @@ MISTAKES = [
     ("metadata: {a: *x}\n", 4, 15, "metadata.a", "no anchor &x"),
     ("---\nseed: 1\n", 4, 1, "", "second document"),
     ("\tseed: 1\n", 4, 1, "", "not YAML"),
+    ("executor: {cost: {kind: formula, base_s: 1e-320}}\n", 4, 12, "executor.cost", "too small"),
     ("seed: [1\n", 5, 1, "", "not YAML"),
     ("seed: \x07\n", 4, 7, "", "not allowed"),
     (

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +111,11 @@ def test_the_source_is_left_alone() -> None:
             "seed",
             "-o seed: write KEY=VALUE, for example scheduler.max_num_seqs=64",
         ),
+        ("label=\udcff", "-o 'label=\\udcff': is not UTF-8 text"),
+        (
+            "workload={trace: {path: ''}}",
+            "-o workload={trace: {path: ''}}: workload.trace.path: must not be empty",
+        ),
         (
             "scheduler..kind=vllm",
             "-o scheduler..kind=vllm: write KEY=VALUE, for example scheduler.max_num_seqs=64",
@@ -128,8 +135,27 @@ def test_what_are_no_overrides_is_said(given: Any) -> None:
 
 
 def test_a_model_that_is_a_file_is_told_how_it_is_given() -> None:
-    with pytest.raises(ConfigError, match=r"or a Hugging Face file as \{config: path"):
-        load_config(BASE, ["model=hf.json"])
+    with pytest.raises(ConfigError, match=r"or a Hugging Face file as .*\{config: path"):
+        load_config(BASE, ["model=hf"])
+
+
+@pytest.mark.parametrize("given", ["model=hf.json", "model={config: hf.json}"])
+def test_a_model_may_be_a_file_either_way(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(BASE, [given], base_dir=tmp_path)
+    assert str(caught.value).startswith(f"-o {given}: model: hf.json: cannot read")
+    shape = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "max_position_embeddings": 4096,
+    }
+    (tmp_path / "hf.json").write_text(json.dumps(shape))
+    loaded = load_config(BASE, [given], base_dir=tmp_path)
+    assert loaded.model.num_hidden_layers == 2
+    assert loaded.config.model_dump()["model"] == {"config": "hf.json"}
 
 
 def test_near_names_are_found_whatever_their_case() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from simserve.config.dump import dump_config
 from simserve.config.loader import load_config
 from simserve.config.trace_sampling import own_sampling
 from simserve.errors import SimserveError
+from simserve.sampling import RequestSampling
 
 HEAD = "model: llama-3.2-1b\ngpu: h200\nkv_cache: {num_gpu_blocks: 100}\n"
 SINGLE = "workload: {synthetic: {num_requests: 2}}\n"
@@ -45,6 +47,25 @@ WRONG = {
     "words leave nothing": (
         SINGLE + sampled("allowed_token_ids: [4], bad_words: [[4]]"),
         "bad_words: leave none of allowed_token_ids",
+    ),
+    "words leave nothing of what an entry allows": (
+        synthetic(classes=", sampling: {bad_words: [[4], [7]]}")
+        + "executor: {sampling: [{top_p: 0.9}, {allowed_token_ids: [4]}]}\n",
+        "classes.0.sampling.bad_words: with executor.sampling.1, bad_words: leave none of allowed",
+    ),
+    "an entry's words leave nothing": (
+        synthetic(classes=", sampling: {allowed_token_ids: [4]}") + sampled("bad_words: [[4]]"),
+        "classes.0.sampling.allowed_token_ids: with executor.sampling.0, bad_words: leave none of",
+    ),
+    "words and ends leave nothing": (
+        SINGLE + sampled(
+            "allowed_token_ids: [4, 6], bad_words: [[6]], stop_token_ids: [4], min_tokens: 3"
+        ),
+        "min_tokens: all of allowed_token_ids that bad_words leave end a request",
+    ),
+    "a bias that masks": (
+        SINGLE + sampled("logit_bias: {7: -101}"),
+        "logit_bias.7: must be at least -100",
     ),
     "only ends are left": (
         SINGLE + sampled("allowed_token_ids: [4], stop_token_ids: [4, 5], min_tokens: 3"),
@@ -219,6 +240,37 @@ def test_a_row_is_refused_where_it_is_wrong(tmp_path: Path, case: str) -> None:
     loaded = load_config(file)
     with pytest.raises(SimserveError, match=rf"t\.jsonl:2: {message}"):
         (build_workload(loaded, 0), own_sampling(loaded, ()))
+
+
+def test_all_tokens_may_be_forbidden_together() -> None:
+    """Of three tokens: by words, by ends, by the end of a sequence, or by some of each."""
+    words = RequestSampling(bad_words=((0,), (1,), (2, 1), (2,)))
+    assert words.contradiction(3) == ("bad_words", "leave none of the vocabulary")
+    assert words.contradiction(4) is None
+    ends = RequestSampling(stop_token_ids=(0, 1), min_tokens=1, ignore_eos=False)
+    assert ends.contradiction(3, (2,)) is not None
+    assert ends.contradiction(3) is None
+    assert replace(ends, ignore_eos=True).contradiction(3, (2,)) is None
+    assert replace(ends, min_tokens=0).contradiction(3, (2,)) is None
+    assert replace(ends, stop_token_ids=(0,), bad_words=((1,),)).contradiction(3, (2,)) is not None
+
+
+def test_a_row_leaves_a_token_of_what_its_entry_allows(tmp_path: Path) -> None:
+    plain = {"arrival_s": 0, "prompt_len": 9, "output_len": 4}
+    rows: list[dict[str, Any]] = [{"request_id": name, **plain} for name in "ab"]
+    rows[1]["sampling"] = {"min_tokens": 2}
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = tmp_path / "c.yaml"
+    entry = sampled("allowed_token_ids: [128001], ignore_eos: false")
+    file.write_text(f"{HEAD}workload: {{trace: {{path: t.jsonl}}}}\n{entry}")
+    loaded = load_config(file)
+    assert len(own_sampling(loaded, ())) == 1
+    message = (
+        "t.jsonl:2: sampling.min_tokens: with executor.sampling.0, min_tokens: all of "
+        "allowed_token_ids end a request"
+    )
+    with pytest.raises(SimserveError, match=message):
+        own_sampling(loaded, (128001,))
 
 
 def test_a_shorter_output_has_fewer_tokens_at_least(tmp_path: Path) -> None:

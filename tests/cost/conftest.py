@@ -63,6 +63,7 @@ def profile_json() -> dict[str, Any]:
         "mixed_kv_bandwidth": 0.6,
         "context_layer_s": 0.0,
         "context_blend": 0.5,
+        "context_apart": 0.0,
         "kv_imbalance": 0.3,
         "decode_tokens": 250.0,
         "prefill_flops": 0.6,

@@ -258,6 +258,21 @@ def test_steps_out_of_domain_are_counted_one_by_one_and_named(
     )
 
 
+def test_of_a_run_that_was_cut_short_only_the_steps_that_were_taken_count(
+    load: Callable[..., ProfileCost], step: Callable[..., StepRun]
+) -> None:
+    def at(number: int, run: StepRun) -> StepRun:
+        return StepRun(replace(run.plan, step=number), run.count)
+
+    model = load()
+    model.price(at(5, step((499_998, 1), count=10)))  # all but the first two lie outside
+    model.price(at(9, step((7, 1))))
+    assert model.out_of_domain_steps == 2
+    assert "decode_kv_tokens = 500002 (" in model.remarks[0]
+    model.price(at(10, step((499_998, 1), count=10)))
+    assert model.out_of_domain_steps == 2 + 8
+
+
 def test_extrapolation_can_be_forbidden(
     load: Callable[..., ProfileCost], step: Callable[..., StepRun]
 ) -> None:

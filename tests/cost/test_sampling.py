@@ -128,6 +128,10 @@ def test_what_was_not_measured_is_said() -> None:
     assert "3,000 tokens" in of_vocab
     assert "9 requests" in of_rows
     assert "7 log-probabilities" in of_logprobs
+    plan = StepPlan(step=2, request_ids=list(many(9, top_p=0.9, logprobs=7)))
+    outside.price_s(plan, 10)
+    outside.price_s(replace(plan, step=6), 3)
+    assert outside.out_of_domain_steps == 1 + 4 + 3
 
 
 CONFIG: dict[str, Any] = {

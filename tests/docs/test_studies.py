@@ -6,15 +6,13 @@ import filecmp
 import json
 import re
 import shutil
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.docs.scripts import load_script
+from tests.docs.scripts import load_script, run_script
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs" / "studies"
@@ -23,11 +21,6 @@ NOTEBOOKS = ROOT / "notebooks" / "studies"
 NO_CONFIGURATION = {"long_prefill_recorded", "decode_kernels", "flash_time", "flash_counters"}
 NO_CONFIGURATION |= {"sampling_errors", "sampling_methods"}
 """Tables of what was recorded or measured elsewhere."""
-
-
-def call(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -52,10 +45,8 @@ def test_tables_are_what_comes_out(page: Path) -> None:
 def test_a_changed_number_is_found(tree: Path) -> None:
     page = tree / "docs" / "studies" / "prefix-cache.md"
     page.write_text(page.read_text().replace("| 16,368 |", "|     16 |").replace("16,368", "16"))
-    script = tree / "benchmarks" / "studies.py"
-    outcome = call(script, "--check", "prefix-cache", "decode-kernels")
-    assert outcome.returncode == 1, outcome.stderr
-    assert outcome.stdout == "out of date: docs/studies/prefix-cache.md\n"
+    outcome = run_script("studies", tree, "--check", "prefix-cache", "decode-kernels")
+    assert outcome == (1, "out of date: docs/studies/prefix-cache.md\n")
 
 
 def measured(ttft_ms: float) -> dict[str, Any]:
@@ -120,8 +111,7 @@ def test_what_was_not_measured_is_said(tree: Path) -> None:
 
 
 def test_traces_are_what_their_script_writes(tmp_path: Path) -> None:
-    outcome = call(ROOT / "benchmarks" / "study_traces.py", str(tmp_path))
-    assert outcome.returncode == 0, outcome.stderr
+    assert run_script("study_traces", ROOT, str(tmp_path)) == (0, "")
     names = sorted(path.name for path in CONFIGS.glob("*.jsonl"))
     assert names == sorted(path.name for path in tmp_path.iterdir())
     assert filecmp.cmpfiles(CONFIGS, tmp_path, names, shallow=False) == (names, [], [])

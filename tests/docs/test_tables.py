@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.docs.scripts import run_script
 
 ROOT = Path(__file__).parents[2]
 
 
-def check(root: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(root / "benchmarks" / "tables.py"), "--check"],
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_pages_and_results_agree() -> None:
-    outcome = check(ROOT)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert run_script("tables", ROOT, "--check") == (0, "")
 
 
 def test_a_changed_number_is_found(tmp_path: Path) -> None:
@@ -32,9 +23,8 @@ def test_a_changed_number_is_found(tmp_path: Path) -> None:
     row = re.search(r"\| prefill 8192 .*\|", text)
     assert row is not None
     page.write_text(text.replace(row[0], row[0].replace("1", "2", 1)))
-    outcome = check(tmp_path)
-    assert outcome.returncode == 1
-    assert outcome.stdout == "out of date: docs/kernels.md\n"
+    outcome = run_script("tables", tmp_path, "--check")
+    assert outcome == (1, "out of date: docs/kernels.md\n")
 
 
 def test_every_table_has_a_place() -> None:

@@ -261,7 +261,7 @@ def build(
         inbox=Inbox(source, aborts, resets),
         scheduler=scheduler,
         kv=kv,
-        executor=SimulatedExecutor(cost, drafter),
+        executor=SimulatedExecutor(cost, drafter, plans_ahead=async_scheduling),
         recorder=log,
         admission=Admission(limits["max_model_len"], kv, as_engine=admit_as_engine),
         max_model_len=limits["max_model_len"],

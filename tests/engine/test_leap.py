@@ -8,13 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simserve.cost.formula import FormulaCost
 from simserve.engine.inbox import Abort, Reset
+from simserve.errors import OutOfDomainError
 from simserve.executor.drafts import MadeUpDrafter
-from simserve.types import TraceRequest
-from tests.engine.rig import World, request, run
+from simserve.protocols import Price
+from simserve.types import StepRun, TraceRequest
+from tests.engine.rig import World, build, request, run
 from tests.engine.workloads import MAX_MODEL_LEN, limits, requests
 
 TIMES = st.floats(0, 20, allow_nan=False)
+
+
+def walk(workload: list[TraceRequest], **options: Any) -> World:
+    """A world in which each request is asked in each step."""
+    world = build(workload, **options)
+    world.scheduler.cohort = None
+    return world.run()
 
 
 def check_same(leaping: World, stepping: World) -> None:
@@ -46,6 +56,26 @@ def test_leaps_change_nothing(
     check_same(run(workload, leap=True, **options), run(workload, leap=False, **options))
 
 
+@settings(max_examples=60)
+@given(
+    requests(),
+    limits(),
+    st.lists(st.tuples(TIMES, st.integers(0, 11)), max_size=3),
+    st.sampled_from([None, 20, 61]),
+)
+def test_nor_do_they_where_steps_are_planned_ahead(
+    workload: list[TraceRequest],
+    options: dict[str, Any],
+    aborts: list[tuple[float, int]],
+    max_steps: int | None,
+) -> None:
+    options["aborts"] = [Abort(time_s, str(i)) for time_s, i in aborts]
+    options |= {"async_scheduling": True, "max_steps": max_steps}
+    leaping = run(workload, leap=True, **options)
+    check_same(leaping, run(workload, leap=False, **options))
+    check_same(leaping, walk(workload, **options))
+
+
 @settings(max_examples=40)
 @given(requests(), limits(), st.integers(1, 4), st.sampled_from(["ngram", "eagle"]))
 def test_leaps_change_nothing_with_drafts(
@@ -73,7 +103,7 @@ def test_leaps_change_nothing_with_drafts(
 
 def test_duplicates_of_one_block_keep_their_order_of_insertion() -> None:
     # The second, further along the same tokens, commits each block before the first does.
-    def walk(leap: bool) -> World:
+    def both(leap: bool) -> World:
         def literal(start: int, stop: int) -> Any:
             return ((tuple(range(start, stop)), stop - start),)
 
@@ -81,7 +111,34 @@ def test_duplicates_of_one_block_keep_their_order_of_insertion() -> None:
         second = request("ahead", 0.0, literal(0, 24), 40, output=literal(24, 64))
         return run([first, second], leap=leap, block_size=4, num_gpu_blocks=60)
 
-    check_same(walk(leap=True), walk(leap=False))
+    check_same(both(leap=True), both(leap=False))
+
+
+class Bounded(FormulaCost):
+    """Prices no step with a request of more than 30 tokens."""
+
+    def price(self, run: StepRun) -> Price:
+        if max(run.plan.starts) + run.count > 30:
+            raise OutOfDomainError("too long")
+        return super().price(run)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("abort_s", [20.5, None])
+def test_only_a_step_that_comes_can_be_refused(
+    async_scheduling: bool, abort_s: float | None
+) -> None:
+    def both(leap: bool) -> World:
+        aborts = [] if abort_s is None else [Abort(abort_s, "a")]
+        workload = [request("a", 0.0, 4, 40)]
+        options = {"aborts": aborts, "async_scheduling": async_scheduling, "leap": leap}
+        return run(workload, cost=Bounded(1.0), **options)
+
+    if abort_s is not None:
+        check_same(both(leap=True), both(leap=False))
+        return
+    with pytest.raises(OutOfDomainError):
+        both(leap=True)
 
 
 @pytest.mark.parametrize("arrival_s", [4.0, 4.5, 5.0])

@@ -146,6 +146,29 @@ def test_a_case_ends_what_ran_before_it() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("2*1@7,6@8", [[7, 7], [8, 8], [9, 9, 8], [10, 10], [11, 11], [12, 12, 8]]),
+        ("6@8", [[15], [16], [8], [18], [19], [8]]),
+    ],
+)
+def test_decodes_alone_run_before_a_step_that_rests(text: str, starts: list[list[int]]) -> None:
+    executor = FakeExecutor()
+    (samples,) = measure_steps(
+        executor,
+        [parse_step_case(text)],
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks=100,
+        num_warmup_steps=1,
+        num_steps=1,
+        num_rest_steps=lambda case: 2,
+    )
+    assert [plan.starts for plan in executor.plans] == starts
+    assert [plan.step for plan in executor.plans] == [-1, -1, 0, -1, -1, 1]
+    assert len(samples.durations_s) == 1
+
+
 def test_a_case_that_the_pool_does_not_hold_is_an_error_before_anything_runs() -> None:
     measure(FakeExecutor(), "8*8", num_gpu_blocks=17)
     executor = FakeExecutor()

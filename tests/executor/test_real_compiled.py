@@ -23,8 +23,9 @@ from simserve.executor.real.graph_keys import GraphKeys  # noqa: E402
 from simserve.executor.real.kernels import triton_kernels  # noqa: E402
 from simserve.executor.real.machine import Machine  # noqa: E402
 from simserve.executor.real.ops import load_ops  # noqa: E402
+from simserve.executor.real.runner import ModelRunner  # noqa: E402
 from simserve.executor.real.step_inputs import StepInputs, StepShape  # noqa: E402
-from simserve.executor.real.warm_up import Limits, warm_up_batches  # noqa: E402
+from simserve.executor.real.warm_up import Limits, largest_batch, warm_up_batches  # noqa: E402
 from tests.executor.launch_keys import recorded_keys  # noqa: E402
 from tests.executor.served import Schedule, open_machine  # noqa: E402
 from tests.executor.test_real_schedules import tiny  # noqa: E402
@@ -96,6 +97,22 @@ class OnOneMachine:
         inputs.write(memory.numpy(), EMPTY_BATCH, rows)
         step.logits(*inputs.read(memory, rows), None)
         self._captured.add(key)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not launched here")
+def test_one_layer_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a warm-up needs no more of them."""
+    machine = open_machine(
+        tiny(64), Schedule(), dtype="bfloat16", replays=True, kernels=triton_kernels()
+    )
+    machine.decoder.ops = WithoutRope(load_ops("triton"))
+    found: list[set[str]] = []
+    for step in (machine.forward, machine.forward.first_layer()):
+        with machine.rows.in_block_0(), recorded_keys(monkeypatch) as keys:
+            ModelRunner(step, None, breakdown=False).run(largest_batch(Limits(4, 30, 64)))
+        found.append(keys)
+    assert found[0] == found[1]
+    assert len(found[0]) > 3
 
 
 CASES: dict[str, tuple[Any, tuple[int, int, int], Limits]] = {

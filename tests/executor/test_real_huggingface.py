@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors", reason="weights from files need '.[test-torch]'")
-transformers = pytest.importorskip("transformers", reason="the models need '.[test-torch]'")
-
+if find_spec("transformers") is None:  # slow to import: left to the worker that needs it
+    pytest.skip("the models need '.[test-torch]'", allow_module_level=True)
 
 from simserve.config.presets import load_decoder_shape  # noqa: E402
 from simserve.executor.real.batch import build_batch  # noqa: E402
@@ -25,6 +26,8 @@ NUM_TOKENS = 60
 
 def save_model(folder: Path, config: dict[str, Any], std: float = 0.08) -> None:
     """A model of transformers, every parameter drawn at random, and its config.json."""
+    import transformers
+
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(**config)
@@ -38,6 +41,8 @@ def save_model(folder: Path, config: dict[str, Any], std: float = 0.08) -> None:
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager"
     )

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simserve.errors import TraceError  # noqa: E402
+from simserve.errors import ConfigError, TraceError  # noqa: E402
 from simserve.executor.real.outcomes import Outcome, Outcomes  # noqa: E402
 from simserve.executor.real.weights import load_decoder  # noqa: E402
 from simserve.segments import tokens  # noqa: E402
@@ -225,6 +225,22 @@ def test_a_class_of_requests_has_what_it_asks_for(tmp_path: Path) -> None:
     rows = pq.read_table(tmp_path / "out" / "requests.parquet", columns=columns).to_pylist()
     ends = sorted(tuple(row.values()) for row in rows)
     assert ends == [("cut", "stop", 1)] * 3 + [("free", "length", 4)] * 2
+
+
+def test_a_class_may_not_forbid_all_but_the_end_of_a_sequence(tmp_path: Path) -> None:
+    """Which token that is, the model's file says."""
+    from simserve.api import run
+    from simserve.config.loader import load_config
+    from tests.executor.decoders import tiny_config
+
+    (tmp_path / "model.json").write_text(json.dumps(tiny_config("llama", eos_token_id=7)))
+    file = tmp_path / "c.yaml"
+    sampling = "{allowed_token_ids: [7], min_tokens: 2, ignore_eos: false}"
+    classes = f"    classes: [{{name: a, count: 2, sampling: {sampling}}}]\n"
+    file.write_text(CONFIG.replace("    num_requests: 5\n", classes))
+    message = r"c.yaml:6:82: .*classes.0.sampling.min_tokens: all of allowed_token_ids end"
+    with pytest.raises(ConfigError, match=message):
+        run(load_config(file))
 
 
 @pytest.mark.parametrize(

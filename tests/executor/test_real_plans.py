@@ -269,7 +269,7 @@ def test_padding_of_a_captured_mixed_step_changes_nothing() -> None:
         ([1, 1], [1, 0], 0, 16, 4096),
         ([17], [0], 0, 32, 4096),
         ([300, 20], [1, 1], 0, 320, 4096),
-        ([1024], [1], 0, 1024, 4096),
+        ([1985], [1], 0, 2048, 4096),
     ],
 )
 def test_graphs_of_mixed_steps(
@@ -286,7 +286,7 @@ def test_graphs_of_mixed_steps(
 def test_steps_without_a_graph() -> None:
     path = AttentionPath("auto", "nhd", "varlen")
     keys = GraphKeys(4, 3000, 9000, path)
-    assert keys.of(build_batch([0], [0], [1025], [1])) is None, "too many tokens"
+    assert keys.of(build_batch([0], [0], [2049], [1])) is None, "too many tokens"
     assert keys.of(build_batch(range(5), [0] * 5, [2] * 5, [1] * 5)) is None, "too many requests"
     assert keys.of(build_batch([0], [0], [9], [5])) is None, "too many logits"
     split = GraphKeys(4, 3000, 9000, path._replace(mixed="split"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,13 +13,13 @@ from simserve.executor.real.weights import load_decoder  # noqa: E402
 from simserve.segments import tokens  # noqa: E402
 from simserve.types import TraceRequest  # noqa: E402
 from simserve_kernels import sampling_reference as reference  # noqa: E402
-from simserve_kernels.sampling_logits import LogitRules, apply_rules  # noqa: E402
 from simserve_kernels.sampling_settings import SamplingColumns  # noqa: E402
 from tests.executor.decoders import ContiguousAttention  # noqa: E402
 from tests.executor.served import Schedule, open_machine, request, serve  # noqa: E402
 from tests.executor.test_real_outcomes import SCHEDULES  # noqa: E402
 from tests.executor.test_real_sampling import REQUESTS, choice  # noqa: E402
 from tests.executor.test_real_schedules import tiny  # noqa: E402
+from tests.kernels.request_rules import ruled  # noqa: E402
 
 STOPS = tuple(range(0, 53, 3))
 CHOICES = (
@@ -37,8 +35,6 @@ def recomputed(one: TraceRequest, choices: SamplingChoices, head_dim: int) -> li
     """Everything computed again for each token, and its rules from all tokens before it."""
     shape, asked = tiny(head_dim), choices.of(one)
     decoder = load_decoder(shape, seed=0, dtype=torch.float64, device="cpu")
-    names = LogitRules.__dataclass_fields__
-    rules = LogitRules(**{name: one for name, one in asdict(asked).items() if name in names})
     prompt, output = tokens(one.prompt, shape.model.vocab_size).tolist(), []
     while len(output) < one.output_len and not (output and output[-1] in asked.stop_token_ids):
         ids = torch.tensor(prompt + output)
@@ -48,7 +44,7 @@ def recomputed(one: TraceRequest, choices: SamplingChoices, head_dim: int) -> li
             ContiguousAttention(None),
             logits_rows=torch.tensor([len(ids) - 1]),
         )
-        logits = apply_rules(logits, [rules], [prompt], [output])
+        logits = ruled(logits[0], asked, prompt, output)[None]
         columns = SamplingColumns.of([params_of(asked)], [len(ids)], "cpu")
         output.append(int(reference.sample(logits, columns)))
     return output

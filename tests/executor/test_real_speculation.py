@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -16,18 +18,24 @@ from simserve.executor.drafts import DraftWindow  # noqa: E402
 from simserve.executor.ngram import NgramProposer  # noqa: E402
 from simserve.executor.real import graph_keys  # noqa: E402
 from simserve.executor.real.attention import AttentionPath  # noqa: E402
-from simserve.executor.real.choices import SamplingChoice  # noqa: E402
-from simserve.executor.real.decoder_shape import decoder_shape  # noqa: E402
+from simserve.executor.real.choices import SamplingChoice, SamplingChoices  # noqa: E402
+from simserve.executor.real.decoder_shape import DecoderShape, decoder_shape  # noqa: E402
 from simserve.executor.real.draft_model import DraftSource  # noqa: E402
 from simserve.executor.real.machine import Machine  # noqa: E402
 from simserve.executor.real.outcomes import Outcome, Outcomes  # noqa: E402
+from simserve.executor.real.sampler import params_of  # noqa: E402
 from simserve.executor.real.speculation import (  # noqa: E402
     Drafted,
     LookupDrafts,
     ModelDrafts,
 )
+from simserve.executor.real.weights import load_decoder  # noqa: E402
 from simserve.metrics.recorder import RunData  # noqa: E402
+from simserve.segments import tokens  # noqa: E402
 from simserve.types import ModelShape, StepPlan, TraceRequest  # noqa: E402
+from simserve_kernels import sampling_reference as reference  # noqa: E402
+from simserve_kernels.sampling_settings import SamplingColumns  # noqa: E402
+from tests.executor.decoders import ContiguousAttention  # noqa: E402
 from tests.executor.served import Schedule, open_machine, request, serve  # noqa: E402
 from tests.executor.test_real_sampling import choice  # noqa: E402
 from tests.executor.test_real_schedules import (  # noqa: E402
@@ -98,7 +106,51 @@ def smaller(head_dim: int = 8) -> Any:
     return decoder_shape(model, {"model_type": "llama"}, "smaller")
 
 
-By = Literal["lookup", "knows", "smaller", "itself"]
+SHARP = [choice(1, temperature=0.04, top_p=0.8), choice(1, temperature=0.03, top_k=3)]
+
+
+@cache
+def sharp(shape: DecoderShape) -> Any:
+    """What `speculated` opens, without a machine."""
+    decoder = load_decoder(shape, seed=0, dtype=torch.float64, device="cpu")
+    sharpen(decoder)
+    return decoder
+
+
+@cache
+def target_probs(shape: DecoderShape, said: tuple[int, ...], entry: int) -> Any:
+    """What the model, alone, draws from behind a prompt of 9 tokens and some that it has said."""
+    decoder = sharp(shape)
+    ids = tokens((("p", 9),), shape.model.vocab_size).tolist() + list(said)
+    last, places = torch.tensor([len(ids) - 1]), torch.arange(len(ids))
+    logits = decoder.forward(torch.tensor(ids), places, ContiguousAttention(None), logits_rows=last)
+    columns = SamplingColumns.of([params_of(SHARP[entry].sampling)], [0], "cpu")
+    kept = reference.kept_tokens(logits, columns)
+    weights = reference.kept_weights(logits, columns, kept)[0].numpy()
+    return weights / weights.sum()
+
+
+class LikelyDrafts:
+    """What the model finds likeliest; of every second request the second draft is another."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        self._shape = shape
+
+    def draft(self, plan: StepPlan, emitted: Sequence[int], known: Any) -> Drafted:
+        drafts: dict[str, list[int]] = {}
+        for request_id, count in zip(plan.request_ids, emitted, strict=True):
+            said, drafts[request_id] = tuple(known.outcomes.of(request_id).token_ids), []
+            if count:
+                first = self._likeliest(said)
+                second = self._likeliest((*said, first)) + int(request_id[1:]) % 2
+                drafts[request_id] = [first, second % 53]
+        return Drafted(drafts)
+
+    def _likeliest(self, said: tuple[int, ...]) -> int:
+        return int(target_probs(self._shape, said, 0).argmax())
+
+
+By = Literal["lookup", "knows", "likely", "smaller", "itself"]
 
 
 def speculated(
@@ -122,6 +174,8 @@ def speculated(
     if by == "knows":
         expected = {one.request_id: recomputed(shape, one) for one in requests}
         drafts = KnowingDrafts(expected, k, schedule.max_model_len)
+    elif by == "likely":
+        drafts = LikelyDrafts(shape)
     elif machine.draft is not None:
         sharpen(machine.draft.decoder)
         drafts = ModelDrafts(machine.draft, k, schedule.max_model_len)
@@ -187,6 +241,49 @@ def test_drawn_tokens_are_those_without_drafts(num_gpu_blocks: int, by: By) -> N
         one.request_id: one.token_ids for one in kept
     }
     assert (data.requests.num_preemptions.sum() > 0) == (num_gpu_blocks < 64)
+
+
+def check_distribution(shape: DecoderShape, count: int, by: By, **options: Any) -> None:
+    """Of one prompt many are drawn; behind each beginning, tokens come as often as they should.
+
+    The first draft of a step is judged behind a token that is known, the second one behind it.
+    """
+    schedule = Schedule(max_num_seqs=64, max_num_batched_tokens=256, lookahead=2, num_gpu_blocks=90)
+    requests = [request(f"r{i}", 0.0, [("p", 9)], 3) for i in range(count)]
+    got, data = speculated(schedule, requests, 2, SHARP, by=by, shape=shape, **options)
+    choices = SamplingChoices(SHARP, 0)
+    found: dict[tuple[int, tuple[int, ...]], Counter[int]] = defaultdict(Counter)
+    for one in requests:
+        entry, ids = int(choices.of(one).top_k > 0), tuple(got[one.request_id].token_ids)
+        for place in (1, 2):
+            found[entry, ids[:place]][ids[place]] += 1
+    distance = degrees = 0.0
+    for (entry, said), counts in found.items():
+        expected = target_probs(shape, said, entry) * counts.total()
+        assert all(expected[token] > 0 for token in counts), "a token that the filters leave out"
+        observed = np.array([counts[token] for token in range(len(expected))])
+        many = expected >= 5
+        if many.sum() > 1:
+            rest = expected[~many].sum()
+            distance += ((observed - expected)[many] ** 2 / expected[many]).sum()
+            if rest > 1e-9:
+                distance += (observed - expected)[~many].sum() ** 2 / rest
+            degrees += many.sum() - 1 + (rest > 1e-9)
+    assert degrees > 10
+    assert abs(distance - degrees) < 4 * np.sqrt(2 * degrees)
+    verified = data.spec_decode
+    share = sum(verified.accepted_per_pos) / sum(verified.draft_tokens_per_pos)
+    assert 0.1 < share < 0.9, "drafts of both kinds"
+
+
+def test_drawn_tokens_are_distributed_as_the_model_has_them() -> None:
+    check_distribution(tiny(), 300, "likely")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by", ["likely", "itself"])
+def test_tokens_on_a_gpu_are_distributed_as_the_model_has_them(by: By) -> None:
+    check_distribution(tiny(64), 10_000, by, device="cuda", dtype="float32")
 
 
 @pytest.mark.gpu

@@ -71,17 +71,21 @@ def made_log(
     *,
     name: str = "made",
     num_free_blocks: int = 4000,
+    **config: Any,
 ) -> StepLog:
-    """The log of a simulation of requests (arrival, prompt tokens, output tokens)."""
+    """The log of a simulation of requests (arrival, prompt tokens, output tokens).
+
+    With `policy="priority"`, later requests come first.
+    """
     document: dict[str, Any] = {
         "name": name,
         "engine": "vllm-0.20.2",
         "gpu": "NVIDIA H200",
         "model": "llama-3.1-8b shape",
         "config": {"budget": 1024, "threshold": 0, "max_num_seqs": 64, "block_size": 16,
-                   "num_free_blocks": num_free_blocks},
+                   "num_free_blocks": num_free_blocks, **config},
         "requests": [
-            {"arrival": t, "segs": [[i, n]], "out": out, "added": 0, "times": []}
+            {"arrival": t, "segs": [[i, n]], "out": out, "added": 0, "times": [], "priority": -i}
             for i, (t, n, out) in enumerate(requests)
         ],
         "steps": [[0, 1, 1, 1, [[0, 1, 0]], []]],

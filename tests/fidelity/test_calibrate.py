@@ -74,7 +74,7 @@ def known_profile() -> ProfileFile:
         for (name, value), factor in zip(real.coefficients.items(), factors, strict=True)
     }
     coefficients |= dict.fromkeys(NOT_SEEN, 0.0)
-    coefficients |= {"context_layer_s": 2e-8, "context_blend": 0.5}
+    coefficients |= {"context_layer_s": 2e-8, "context_blend": 0.5, "context_apart": 1.2}
     own = {"coefficients": coefficients, "graphs": GRAPHS, "size_factors": {}}
     return real.model_copy(update=own)
 
@@ -169,12 +169,63 @@ def test_a_warm_host_of_designed_steps_is_told_apart(
     true, designed = profile.coefficients, calibration.designed
     whole_s = predict(true, calibration.sheet, designed.steps, GRAPHS, 0.5)
     steps = replace(designed.steps, duration_s=whole_s - 0.5 * engine_seconds(true, designed.steps))
-    warm = replace(calibration, designed=MeasuredSteps(steps, 0.5 * designed.host_s))
+    warm = replace(calibration, designed=MeasuredSteps(steps, 0.5 * designed.host_s, designed.heat))
     found = fit_calibration(warm, "mine")
     for name in ("launch_eager_layer_s", "inputs_step_s", "linear_flops", "kv_bandwidth"):
         assert found.coefficients[name] == pytest.approx(true[name], rel=0.02)
     steps_again, prices = predicted_s(warm, found, "designed")
     assert prices == pytest.approx(steps_again.steps.duration_s, rel=0.05)
+
+
+def test_a_host_that_was_slow_for_some_steps_makes_no_kernel_slow(
+    known: tuple[ProfileFile, Calibration],
+) -> None:
+    """And its times add up to those measured, though most steps were faster than the mean."""
+    profile, calibration = known
+    traffic = calibration.traffic
+    slower = np.random.default_rng(1).lognormal(0.0, 0.4, len(traffic))
+    schedule_s, host_s = slower * traffic.steps.schedule_s, slower * traffic.host_s
+    update_s = slower * traffic.steps.update_s
+    forward_s = traffic.steps.duration_s - traffic.steps.engine_s - traffic.host_s
+    whole_s = forward_s + schedule_s + update_s + host_s
+    steps = replace(traffic.steps, duration_s=whole_s, schedule_s=schedule_s, update_s=update_s)
+    scattered = replace(calibration, traffic=MeasuredSteps(steps, host_s, traffic.heat))
+    found = fit_calibration(scattered, "mine")
+    decodes = steps.take(steps.num_prefills == 0)
+    kernels, true_kernels = (
+        predict(one.coefficients, calibration.sheet, decodes, GRAPHS, host_scale=0.0)
+        for one in (found, profile)
+    )
+    assert kernels == pytest.approx(true_kernels, rel=0.02)
+    c, host = found.coefficients, steps.engine_s + host_s
+    inputs_s = c["inputs_step_s"] + c["inputs_request_s"] * steps.num_reqs
+    priced_s = engine_seconds(c, steps) + inputs_s
+    assert priced_s.sum() == pytest.approx(host.sum(), rel=0.02)
+    assert np.median(host / priced_s) < 0.97
+
+
+def test_what_heat_adds_to_kernels_is_found(known: tuple[ProfileFile, Calibration]) -> None:
+    calibration = known[1]
+
+    def heated(measured: MeasuredSteps) -> MeasuredSteps:
+        steps = measured.steps
+        assert measured.heat.max() * calibration.sheet.token_flops_s > 0.3
+        kernels_s = steps.duration_s - steps.engine_s - measured.host_s
+        gain = np.where(steps.num_prefills > 0, 0.2, 0.1) * calibration.sheet.token_flops_s
+        whole_s = steps.duration_s + gain * measured.heat * kernels_s
+        return MeasuredSteps(replace(steps, duration_s=whole_s), measured.host_s, measured.heat)
+
+    hot = replace(
+        calibration,
+        designed=heated(calibration.designed),
+        traffic=heated(calibration.traffic),
+        held_out=heated(calibration.held_out),
+    )
+    found = fit_calibration(hot, "mine")
+    assert found.clock is not None
+    assert found.clock.prefills == pytest.approx(0.2, rel=0.05)
+    assert found.clock.decodes == pytest.approx(0.1, rel=0.05)
+    assert found.errors["blind"]["all"].mape < 0.01
 
 
 def test_a_profile_says_what_it_was_measured_on(known: tuple[ProfileFile, Calibration]) -> None:
@@ -239,7 +290,7 @@ def test_the_design_leaves_out_what_does_not_fit() -> None:
         assert case.num_tokens <= 256
         assert case.max_len + 4 <= 1024
     fitted, held_out = traffic(small)
-    assert [one["max_concurrency"] for one in (*fitted, held_out)] == [4, 8, 8, 8]
+    assert [one["max_concurrency"] for one in (*fitted, held_out)] == [4, 8, 8, 8, 8, 8]
 
 
 def test_prefills_without_graphs_are_not_padded(tmp_path: Path) -> None:

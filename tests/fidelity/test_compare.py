@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,21 @@ def test_a_log_is_compared_with_a_log(tmp_path: Path, document: dict[str, Any]) 
     assert "one setting differs:\n  max_num_batched_tokens: 32 / 64" in output
     assert "plans: the same numbers of requests, tokens and preemptions in every step" in output
     assert "vllm-0.20.2" in output
+
+
+def test_logs_of_other_requests_are_no_repetitions(
+    tmp_path: Path, document: dict[str, Any]
+) -> None:
+    later = {**document, "name": "later", "requests": [dict(r) for r in document["requests"]]}
+    later["requests"][0]["arrival"] = 0.0
+    one, other = (
+        load_result(write(tmp_path / f"{d['name']}.json.gz", d)) for d in (document, later)
+    )
+    assert len(merge_repetitions([one, other])) == 2
+    (difference,) = differing_settings(one, other)
+    assert difference.name == "workload"
+    assert difference.values[0] == "2 requests of 60 prompt and 3 output tokens within 0.014 s"
+    assert len(merge_repetitions([one, replace(one, name="again")])) == 1
 
 
 def test_a_simulation_is_compared_with_a_log(tmp_path: Path) -> None:

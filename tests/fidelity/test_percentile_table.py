@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import simserve
-from simserve.errors import RunDirectoryError
-from simserve.fidelity.percentile_table import compare_runs, percentile_cells, percentile_rows
+from simserve.fidelity.percentile_table import percentile_cells, percentile_rows
 
 
 def small_run(base_s: float) -> simserve.RunResult:
@@ -60,15 +57,12 @@ def test_the_table_has_latencies_then_rates() -> None:
     ]
 
 
-def test_results_and_directories_compare_alike(tmp_path: Path) -> None:
+def test_all_numbers_of_two_runs_are_compared() -> None:
     slow, fast = small_run(0.2), small_run(0.1)
-    rows = compare_runs(slow, fast)
+    rows = percentile_rows(slow.summary_dict, fast.summary_dict)
     assert {row.error for row in rows if row.key.endswith("itl_ms")} == {-0.5}
     assert [row.key for row in rows] == [
         *(f"{p}_{m}_ms" for m in ("ttft", "itl", "e2el") for p in ("p50", "p95", "p99")),
         "request_throughput",
         "output_throughput",
     ]
-    assert compare_runs(slow.save(tmp_path / "a"), fast.save(tmp_path / "b")) == rows
-    with pytest.raises(RunDirectoryError):
-        compare_runs(slow, tmp_path / "c")

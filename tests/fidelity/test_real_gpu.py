@@ -14,9 +14,10 @@ from simserve.api import Written, run
 from simserve.config.dump import dump_config
 from simserve.config.executor import FormulaCost, RooflineCost, Simulated
 from simserve.config.loader import LoadedConfig, load_config
-from simserve.fidelity.percentile_table import compare_runs
+from simserve.fidelity.percentile_table import percentile_rows
 from simserve.fidelity.real_gpu import compile_warning, simulated_twin, validate
 from simserve.metrics.arrow import numbers
+from simserve.metrics.rundir import read_run
 
 FACTS = {
     "executor.device": "cuda",
@@ -95,7 +96,8 @@ def test_both_results_and_their_difference_are_written(tmp_path: Path) -> None:
     validation = validate(loaded, real)
     rows = {row.key: row for row in validation.rows}
     assert rows["p50_itl_ms"].error == pytest.approx(1.0)
-    assert validation.rows[:-1] == compare_runs(real.directory, real.directory / "simulated")
+    runs = (read_run(real.directory), read_run(real.directory / "simulated"))
+    assert validation.rows[:-1] == percentile_rows(*(one.summary_dict for one in runs))
     written = json.loads((real.directory / "validation.json").read_text())
     assert written["statement"] == validation.statement
     assert written["rows"] == [row.as_json() for row in validation.rows]
@@ -135,6 +137,13 @@ def test_the_shadow_s_prices_are_summed_over_the_real_steps(tmp_path: Path) -> N
     assert priced.real == pytest.approx(0.1 * real.summary["num_steps"])
     assert priced.error == pytest.approx(-0.5)
     assert priced.name == "all real steps, priced by the shadow (s)"
+
+
+def test_the_shadow_is_not_blamed_for_the_making_of_drafts(tmp_path: Path) -> None:
+    real = stand_in(tmp_path / "run", 0.1, shadow_s=0.05, draft_s=0.02)
+    priced = {row.key: row for row in validate(config(), real).rows}["shadow_s"]
+    assert priced.real == pytest.approx(0.08 * real.summary["num_steps"])
+    assert priced.name == "all real steps, without drafting, priced by the shadow (s)"
 
 
 def test_steps_that_compiled_are_named_and_not_priced(tmp_path: Path) -> None:

@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from simserve.cli.main import app
 from simserve.errors import SimserveError, TraceError
 from simserve.fidelity.conform import check_case
 from simserve.fidelity.log_plans import log_plans
-from simserve.fidelity.log_run import replay_log
+from simserve.fidelity.log_run import check_replay, replay_log
 from simserve.fidelity.measured import METRICS, STATISTICS, measured_log, measured_run
 from simserve.fidelity.plans import PlanCheck
 from simserve.fidelity.vllm_log import StepLog, parse_vllm_log, read_vllm_log
 from simserve.types import StepOutput, StepPlan
 from tests.fidelity.conftest import LOGS, NAMES, write
+from tests.fidelity.made_log import HostCost, made_log, poisson
 
 LARGEST_ERROR = 0.002
 
@@ -47,7 +50,7 @@ def columns(plan: StepPlan) -> Any:
     )
 
 
-def check_replay(path: Path) -> None:
+def check_log(path: Path) -> None:
     log = read_vllm_log(path)
     plans = PlanCheck(log)
     data = replay_log(log, plans)
@@ -64,12 +67,12 @@ def check_replay(path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_logs_are_met(name: str) -> None:
-    check_replay(LOGS / f"{name}.json.gz")
+    check_log(LOGS / f"{name}.json.gz")
 
 
 def test_all_logs_are_met(all_logs: list[Path]) -> None:
     for path in all_logs:
-        check_replay(path)
+        check_log(path)
 
 
 def test_the_clock_is_the_record_s(warm: StepLog) -> None:
@@ -129,6 +132,41 @@ def test_a_record_that_is_too_short_is_an_error(document: dict[str, Any]) -> Non
         replay_log(parse_vllm_log(Path("x"), document))
 
 
+def test_conform_tells_where_a_record_became_too_short(
+    tmp_path: Path, document: dict[str, Any]
+) -> None:
+    # A budget of 16 takes more steps than were recorded, and differs in the first.
+    document["config"]["budget"] = 16
+    outcome = CliRunner().invoke(app, ["conform", str(write(tmp_path / "x.json.gz", document))])
+    assert (outcome.exit_code, outcome.output) == (
+        1,
+        "tiny: DIFFERS at step 0, row 0: expected request 0 with 32 tokens after 0, "
+        "got request 0 with 16 tokens after 0\n0 of 1 cases equal\n",
+    )
+    document["config"]["budget"] = 32
+    del document["steps"][2]
+    difference = check_case(write(tmp_path / "x.json.gz", document)).difference
+    assert str(difference) == "step 2, requests: expected 0, got 1"
+
+
+@pytest.mark.parametrize(
+    "config", [{"policy": "priority"}, {"enable_chunked_prefill": False}, {"prefix_caching": False}]
+)
+def test_other_settings_are_rebuilt(config: dict[str, Any]) -> None:
+    log = made_log(poisson(30, 60.0), HostCost(), max_num_seqs=3, **config)
+    assert check_replay(log)[1] is None
+    assert check_replay(replace(log, config=replace(log.config, **OTHERWISE[next(iter(config))])))[
+        1
+    ]
+
+
+OTHERWISE: dict[str, Any] = {
+    "policy": {"policy": "fcfs"},
+    "enable_chunked_prefill": {"enable_chunked_prefill": True},
+    "prefix_caching": {"max_num_seqs": 4},
+}
+
+
 def test_an_engine_whose_rules_are_not_known_is_refused(tiny: StepLog) -> None:
     with pytest.raises(TraceError, match=r"decisions of 'vllm-0\.9\.0' are not known"):
         replay_log(replace(tiny, engine="vllm-0.9.0"))
@@ -152,3 +190,7 @@ def test_the_engine_s_version_decides_the_rules(document: dict[str, Any]) -> Non
     assert new.difference is not None
     assert new.difference.step == 1
     assert new.difference.got == ((0, 8, 32),)
+    # The rule has a name of its own.
+    document["config"]["scheduler_reserve_full_isl"] = False
+    without = check_replay(parse_vllm_log(Path("x"), document))
+    assert without == (None, old.difference)

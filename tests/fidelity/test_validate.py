@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import simserve
 from simserve.cli.main import app
-from simserve.errors import ConfigError
+from simserve.errors import ConfigError, TraceError
 from simserve.fidelity.attribution import priced_plans
 from simserve.fidelity.divergence import explain
+from simserve.fidelity.judged_logs import group_repeats
 from simserve.fidelity.log_run import replay_log, simulate_log
 from simserve.fidelity.measured import measured_log
 from simserve.fidelity.plans import PlanCheck
@@ -22,7 +25,7 @@ from simserve.fidelity.saturation import NEAR_SATURATION, ScaledCost, ttft_elast
 from simserve.fidelity.step_errors import SLOWER_HOST, StepError, errors_by_regime, price_log
 from simserve.fidelity.timing import profile_timing
 from simserve.fidelity.tolerances import BLIND, HOST_KNOWN, LIMITS, parse_tolerances
-from simserve.fidelity.validate import Timing, group_repeats, validate_workload
+from simserve.fidelity.validate import Timing, validate_workload
 from simserve.fidelity.validation import Cell, Validation
 from simserve.fidelity.vllm_log import StepLog
 from simserve.protocols import Price
@@ -60,6 +63,16 @@ def test_the_right_cost_model_is_right_in_everything(log: StepLog) -> None:
     assert found.steps["all"].mape < 1e-3
     assert not found.near_saturation
     assert all(abs(e or 0.0) < 2e-3 for by in found.attribution.values() for e in by.values())
+
+
+def test_a_request_before_the_first_step_waits_as_long_in_every_run() -> None:
+    log = made_log([(0.0105, 3000, 3)], HostCost(300.0))
+    found = validate_workload([log], timing_of(300.0))
+    assert all(abs(e or 0.0) < 1e-3 for by in found.attribution.values() for e in by.values())
+
+
+def timing_of(host_scale: float) -> Timing:
+    return Timing(name="made", cost=lambda host: HostCost(host_scale * host))
 
 
 def test_preemptions_are_found_again() -> None:
@@ -116,6 +129,41 @@ def test_another_rule_is_a_miss_however_good_the_times(log: StepLog) -> None:
     assert "a rule of the scheduler differs" in str(found.divergence)
 
 
+def test_another_rule_is_found_at_the_log_s_own_times_behind_other_arrivals(log: StepLog) -> None:
+    tokens = log.steps.num_tokens.copy()
+    tokens[int(tokens.argmax())] -= 1
+    altered = replace(log, steps=replace(log.steps, num_tokens=tokens))
+    found = validate_workload([altered], timing(1.15))
+    assert found.divergence is not None
+    assert found.divergence.by_arrival
+    assert "scheduling rule" in found.misses
+    (replay,) = found.as_json()["replay"]
+    assert replay["log"] == "made"
+    assert "tokens after" in replay["first_difference"]
+    # With rules that take more steps than were recorded there is no replay to measure.
+    more = validate_workload([replace(log, config=replace(log.config, max_num_seqs=1))], timing())
+    assert more.misses[-1] == "scheduling rule"
+    assert more.attribution["itl_p50"]["scheduling"] is None
+    assert more.attribution["itl_p50"]["both"] is not None
+
+
+def test_logs_that_cannot_be_judged_are_refused(log: StepLog) -> None:
+    silent = replace(log, token_times_s=(*log.token_times_s[:-1], np.zeros(0)))
+    with pytest.raises(
+        TraceError, match=r"made\.json\.gz: requests\[29\]: times: no token came out"
+    ):
+        validate_workload([silent], timing())
+    too_long = replace(
+        log.requests[-1], prompt=((9, 50_000),)
+    )  # the engine refuses it, and so do we
+    refused = replace(silent, requests=(*log.requests[:-1], too_long))
+    assert validate_workload([refused], timing()).counts
+    nothing = np.zeros(len(log.steps))
+    unclocked = replace(log, steps=replace(log.steps, schedule_s=nothing, update_s=nothing))
+    with pytest.raises(TraceError, match=r"do not tell the host's speed: give it with --host-sca"):
+        validate_workload([unclocked], timing(), host_scale=None)
+
+
 def test_logs_that_were_fitted_on_are_told(log: StepLog) -> None:
     assert validate_workload([log], timing(fitted_on=("made", "x"))).fitted_on == ("made",)
     assert validate_workload([log], timing(fitted_on=("x",))).fitted_on == ()
@@ -133,6 +181,13 @@ def test_repeats_are_put_together_and_their_spread_counts() -> None:
     other = made_log(poisson(20, 12.0, seed=1), HostCost(), name="other")
     groups = group_repeats([repeats[0], other, repeats[1]])
     assert [[one.name for one in group] for group in groups] == [["rep0.8", "rep1.2"], ["other"]]
+    unlike = [
+        replace(other, config=replace(other.config, num_gpu_blocks=3900)),
+        replace(other, config=replace(other.config, policy="priority")),
+        replace(other, engine="vllm-0.11.0"),
+        replace(other, gpu="NVIDIA A100"),
+    ]
+    assert [len(group) for group in group_repeats([other, *unlike])] == [1] * 5
     # 0.9 is 10 % from the mean, which is more than 5 %, but within what repeats differ.
     found = validate_workload(repeats, timing(0.9))
     itl = cell(found, "itl_p50")
@@ -285,6 +340,7 @@ def test_tolerances_by_metric_and_by_name() -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 PROFILE = "h200-llama-3.1-8b-vllm"
+PROFILES = Path(simserve.__file__).parent / "presets" / "profiles"
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -309,6 +365,7 @@ def test_the_command_prints_everything_and_exits_by_the_verdict(tmp_path: Path) 
         "MAPE",
         "our plans, real times",
         "plans: ",
+        "long_on_2048_1024 at its own times: all plans equal",
         "1 of 1 workloads within limits",
     ):
         assert text in output, text
@@ -327,6 +384,28 @@ def test_a_profile_of_another_engine_or_gpu_is_flagged(warm: StepLog) -> None:
     engine, gpu = profile_timing(PROFILE, other).remarks
     assert engine.endswith("step times are those of vllm-0.20.2, the log is of vllm-0.11.0")
     assert gpu.endswith("measured on gpu 'h200', the log is of 'NVIDIA A100'")
+
+
+def test_what_a_log_s_model_and_settings_leave_open_is_flagged(warm: StepLog) -> None:
+    (model,) = profile_timing(PROFILE, replace(warm, model="my model")).remarks
+    assert model.endswith("'my model', is no preset; it is priced as llama-3.1-8b")
+    (model,) = profile_timing("h200-llama-3.2-1b-vllm", warm).remarks
+    assert "is that of llama-3.2-1b, the log is of llama-3.1-8b" in model
+    config = replace(warm.config, not_read={"dtype": "float8"})
+    (settings,) = profile_timing(PROFILE, replace(warm, config=config)).remarks
+    assert settings == "warm: settings that are not read: dtype = 'float8'"
+
+
+def test_a_fitted_log_is_known_by_name_or_contents(tmp_path: Path, warm: StepLog) -> None:
+    log = replace(warm, name="renamed")
+    profile = json.loads((PROFILES / f"{PROFILE}.json").read_text())
+    profile["fitted"][0]["sha256"] = hashlib.sha256(warm.path.read_bytes()).hexdigest()
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(profile))
+    assert profile_timing(str(path), log).fitted_on == ("renamed",)
+    assert profile_timing(PROFILE, log).fitted_on == ()
+    ramp = replace(warm, name="ramp", path=Path("/no/such/file"))
+    assert profile_timing(PROFILE, warm, ramp).fitted_on == ("ramp",)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from simserve.errors import TraceError
 from simserve.fidelity.log_plans import log_plans
-from simserve.fidelity.vllm_log import StepLog, parse_vllm_log, read_vllm_log
+from simserve.fidelity.vllm_log import StepLog, parse_vllm_log, preset_in, read_vllm_log
 from simserve.types import Kind
 from tests.fidelity.conftest import write
 
@@ -77,6 +77,13 @@ Spoil = Callable[[dict[str, Any]], object]
         (lambda d: d["steps"][2][4].append([1, 0, 0]), r"steps\[2\]: rows: tokens must be posit"),
         (lambda d: d["steps"][2][4].append([1, 0.5, 0]), r"steps\[2\]: rows: must be \[request"),
         (lambda d: d["steps"][2].__setitem__(5, [None]), r"steps\[2\]: preempted: must be a whole"),
+        (lambda d: d["steps"][2][4].append([0, 1, 41]), r"steps\[2\]: rows: .* twice in a step"),
+        (lambda d: [s[4].clear() for s in d["steps"]], r"steps: steps: must hold a step that sch"),
+        (lambda d: d["requests"][1].update(times=[14990]), r"requests\[1\]: times: 14990 us lies"),
+        (lambda d: d["requests"][1].update(priority="x"), r"requests\[1\]: priority: must be a wh"),
+        (lambda d: d["config"].update(async_scheduling=True), r"config: async_scheduling: must be"),
+        (lambda d: d["config"].update(policy="lifo"), r"config: policy: must be 'fcfs' or 'prio"),
+        (lambda d: d["config"].update(scheduler_reserve_full_isl=1), r"config: scheduler_reserve"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -108,3 +115,41 @@ def test_a_start_may_be_rounded_below_the_end_before_it(document: dict[str, Any]
     document["steps"][1][0] = 19999
     log: StepLog = parse_vllm_log(Path("x"), document)
     assert log.steps.start_s[1] < log.steps.end_s[0]
+
+
+def test_steps_in_which_there_was_nothing_to_do_are_left_out(document: dict[str, Any]) -> None:
+    document["steps"].insert(0, [0, 10, 5, 1, [], []])
+    document["steps"].insert(2, [20500, 10, 5, 1, [], []])
+    document["steps"].append([42000, 10, 5, 1, [], []])
+    log = parse_vllm_log(Path("x"), document)
+    assert log.steps.start_s.tolist() == pytest.approx([0.002, 0.021, 0.0311])
+    document["steps"][3][0] = 19000  # errors still name the place in the file
+    with pytest.raises(TraceError, match=r"steps\[3\]: start: lies before the end"):
+        parse_vllm_log(Path("x"), document)
+
+
+def test_a_request_that_ended_early_is_as_long_as_what_came_out(document: dict[str, Any]) -> None:
+    document["requests"][0]["out"] = 500
+    document["requests"][1].update(out=500, times=[])
+    lengths = [request.output_len for request in parse_vllm_log(Path("x"), document).requests]
+    assert lengths == [2, 500]
+
+
+def test_settings_beyond_the_format_are_kept_to_be_told(document: dict[str, Any]) -> None:
+    document["config"].update(reset_before=True, policy="fcfs", dtype="float8")
+    assert parse_vllm_log(Path("x"), document).config.not_read == {"dtype": "float8"}
+    document["config"].update(reset_before=False)
+    assert parse_vllm_log(Path("x"), document).config.not_read["reset_before"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Llama-3.1-8B shape, dummy weights", "llama-3.1-8b"),
+        ("llama-3.1-8b, bf16", "llama-3.1-8b"),
+        ("my-llama-3.1-8b", None),
+        ("", None),
+    ],
+)
+def test_presets_are_found_in_words(text: str, name: str | None) -> None:
+    assert preset_in(text, ["llama-3.1-70b", "llama-3.1-8b", "llama"]) == name

@@ -7,12 +7,16 @@ from pathlib import Path
 from simserve.cost.formula import FormulaCost
 from simserve.engine.inbox import Abort, Reset
 from simserve.fidelity import conform
-from simserve.fidelity.cases import Case, case_requests, load_case
+from simserve.fidelity.cases import Case, case_requests, check_case_keys, load_document
 from tests.engine.rig import Log, World, build
 
-__all__ = ["CASES", "load", "world_of"]
+__all__ = ["CASES", "load", "load_case", "world_of"]
 
 CASES = sorted((Path(__file__).parents[1] / "data" / "golden").glob("*.json.gz"))
+
+
+def load_case(path: Path) -> Case:
+    return check_case_keys(path, load_document(path))
 
 
 def load(name: str) -> Case:

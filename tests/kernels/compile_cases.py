@@ -19,7 +19,6 @@ from simserve_kernels.norm_rope import rms_norm, rope, silu_mul  # noqa: E402
 from simserve_kernels.paged_decode import paged_decode  # noqa: E402
 from simserve_kernels.paged_prefill import paged_prefill  # noqa: E402
 from simserve_kernels.read_once import read_once  # noqa: E402
-from simserve_kernels.rejection import verify_drafts  # noqa: E402
 from simserve_kernels.rope_write import rope_kv_write  # noqa: E402
 from simserve_kernels.sampling_logprobs import store_logprobs  # noqa: E402
 from simserve_kernels.sampling_rules import apply_rules  # noqa: E402
@@ -165,14 +164,6 @@ def log(*, dtype: Any = BF16, vocab: int = 5000) -> None:
     store_logprobs(out, torch.empty(3, vocab, dtype=dtype), tokens, index(3))
 
 
-def reject(*, dtype: Any = BF16, vocab: int = 5000) -> None:
-    params = [SamplingParams(seed=1), SamplingParams(seed=1, temperature=0.0, top_p=0.9)]
-    columns = SamplingColumns.of(params, [0, 1], "cpu")
-    drafts, start = torch.zeros(2, dtype=torch.int64), torch.tensor([0, 2])
-    logits = torch.empty(2, vocab, dtype=dtype)
-    verify_drafts(logits, columns, drafts, start, torch.zeros(2, vocab))
-
-
 def rule(*, dtype: Any = F32, vocab: int = 5000, before: int = 2, entries: int = 20) -> None:
     floats = index(4, dtype=F32)
     columns = RuleColumns(
@@ -263,6 +254,5 @@ CASES: dict[Callable[..., None], list[dict[str, Any]]] = {
         {"rows": [{"min_p": 0.1}, {"temperature": 0.0}], "dtype": F32},
     ],
     log: [{}, {"dtype": F32, "vocab": 97}],
-    reject: [{}, {"dtype": F32, "vocab": 97}],
     rule: [{}, {"dtype": BF16, "before": 0}],
 }  # fmt: skip

@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from simserve.sampling import RequestSampling  # noqa: E402
 from simserve_kernels import sampling_reference as reference  # noqa: E402
 from simserve_kernels.sampling import SamplingPlan, sample  # noqa: E402
-from simserve_kernels.sampling_logits import LogitRules, apply_rules  # noqa: E402
 from simserve_kernels.sampling_logprobs import (  # noqa: E402
     LogprobsPlan,
     store_logprobs,
@@ -25,6 +25,7 @@ from simserve_kernels.sampling_settings import (  # noqa: E402
     SamplingPath,
     TokenLogprobs,
 )
+from tests.kernels.request_rules import ruled  # noqa: E402
 
 FILE = Path(__file__).parents[1] / "data" / "golden_functions.json.gz"
 SMALL = SamplingPlan(chunk=32, tile=128, capacity=32, scan=32, survey_warps=1)
@@ -80,7 +81,8 @@ def test_kernels_keep_the_recorded_logits(device: str) -> None:
         assert kept.gather(1, out.tokens[:, None]).all()
 
 
-def rules_of(case: dict[str, Any], row: int) -> LogitRules:
+def asked_in(case: dict[str, Any]) -> list[RequestSampling]:
+    """What each request of a case wants."""
     names = {
         "presence_penalty": "presence",
         "frequency_penalty": "frequency",
@@ -91,19 +93,21 @@ def rules_of(case: dict[str, Any], row: int) -> LogitRules:
         "allowed_token_ids": "allowed",
         "logit_bias": "logit_bias",
     }
-    given: dict[str, Any] = {ours: case[name][row] for ours, name in names.items() if name in case}
-    if "logit_bias" in given:
-        given["logit_bias"] = dict(given["logit_bias"] or ())
-    return LogitRules(**given)
+    found = []
+    for row in range(len(case["logits"])):
+        given = {ours: case[name][row] for ours, name in names.items() if case.get(name)}
+        given |= {"logit_bias": dict(given.get("logit_bias") or ())}
+        found.append(RequestSampling(**given))
+    return found
 
 
 def test_penalties_and_masks_are_those_recorded() -> None:
     cases = RECORDED["sampler_greedy"]["cases"]
     assert len(cases) == 60
     for case in cases:
-        rules = [rules_of(case, row) for row in range(len(case["logits"]))]
         logits = torch.tensor(case["logits"])
-        out = apply_rules(logits, rules, case["prompt"], case["out"])
+        rows = zip(logits, asked_in(case), case["prompt"], case["out"], strict=True)
+        out = torch.stack([ruled(*row) for row in rows])
         recorded = [[-torch.inf if x is None else x for x in row] for row in case["processed"]]
         torch.testing.assert_close(out, torch.tensor(recorded), rtol=0, atol=1e-4)
         chosen = out.gather(1, reference.argmax(out)[:, None])[:, 0]
@@ -112,24 +116,9 @@ def test_penalties_and_masks_are_those_recorded() -> None:
 
 
 def test_allowed_tokens_and_bias_come_first() -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    rules = LogitRules(allowed_token_ids=[0, 2], logit_bias={0: 4.0}, presence_penalty=1.5)
-    out = apply_rules(logits, [rules], [[]], [[0]])
-    assert out.tolist() == [[3.5, -torch.inf, 3.0, -torch.inf]]
-
-
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"presence_penalty": 2.5}, "presence_penalty is 2.5"),
-        ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
-        ({"min_tokens": -1}, "min_tokens is -1"),
-    ],
-)
-def test_rules_that_mean_nothing_are_refused(rules: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LogitRules(**rules)
+    asked = RequestSampling(allowed_token_ids=(0, 2), logit_bias={0: 4.0}, presence_penalty=1.5)
+    out = ruled(torch.tensor([1.0, 2.0, 3.0, 4.0]), asked, [], [0])
+    assert out.tolist() == [3.5, -torch.inf, 3.0, -torch.inf]
 
 
 def test_mixed_batches_choose_the_recorded_tokens(device: str) -> None:

@@ -15,10 +15,9 @@ from simserve.executor.real.rule_rows import Ruled, RuleRows  # noqa: E402
 from simserve.executor.real.staging import Staging  # noqa: E402
 from simserve.sampling import RequestSampling  # noqa: E402
 from simserve_kernels import sampling_reference as reference  # noqa: E402
-from simserve_kernels.sampling_logits import LogitRules  # noqa: E402
-from simserve_kernels.sampling_logits import apply_rules as rules_of_requests  # noqa: E402
 from simserve_kernels.sampling_rules import apply_rules  # noqa: E402
-from tests.kernels.test_sampling_recorded import RECORDED, rules_of  # noqa: E402
+from tests.kernels.request_rules import ruled  # noqa: E402
+from tests.kernels.test_sampling_recorded import RECORDED, asked_in  # noqa: E402
 
 MAX_LEN = 64
 STOPS = (3, 9)
@@ -32,10 +31,6 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 PROMPTS = [[5, 5, 8], [1, 2, 3], [7], [1, 2, 7], [8, 8], [9] * 6]
 OUTPUTS = [[1], [2, 9, 9, 9], [4, 4], [9, 7], [5, 8], []]
-
-
-def logit_rules(asked: dict[str, Any]) -> LogitRules:
-    return LogitRules(**asked)
 
 
 def state(
@@ -75,11 +70,11 @@ def test_each_row_is_changed_as_its_request_wants(device: str, seed: int, dtype:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(asked), generator=generator)
     logits = torch.randn(len(asked), vocab_size, generator=generator).to(device, dtype)
-    expected = rules_of_requests(
-        logits.float(),
-        [logit_rules(SETTINGS[i]) for i in order],
-        [PROMPTS[i] for i in order],
-        [OUTPUTS[i] for i in order],
+    expected = torch.stack(
+        [
+            ruled(row, asked[i], PROMPTS[i], OUTPUTS[i])
+            for row, i in zip(logits.float(), order, strict=True)
+        ]
     )
     found = applied(apply_rules, logits, rows, rules, order)
     bound = 1e-6 if dtype == torch.float32 else 4e-3
@@ -113,21 +108,8 @@ def test_kernel_and_reference_do_what_was_recorded(device: str) -> None:
     cases = RECORDED["sampler_greedy"]["cases"]
     for case in cases[:: 1 if device == "cuda" else 6]:
         logits = torch.tensor(case["logits"], device=device)
-        rules = [rules_of(case, row) for row in range(len(logits))]
-        asked = [
-            RequestSampling(
-                presence_penalty=one.presence_penalty,
-                frequency_penalty=one.frequency_penalty,
-                repetition_penalty=one.repetition_penalty,
-                min_tokens=one.min_tokens,
-                stop_token_ids=tuple(one.stop_token_ids),
-                bad_words=tuple(map(tuple, one.bad_words)),
-                allowed_token_ids=tuple(one.allowed_token_ids) if one.allowed_token_ids else None,
-                logit_bias=one.logit_bias,
-            )
-            for one in rules
-        ]
-        rows, ruled = state(asked, case["prompt"], case["out"], logits.shape[1], device)
+        of_case = (asked_in(case), case["prompt"], case["out"])
+        rows, rules = state(*of_case, logits.shape[1], device)
         known = [len(p) + len(o) for p, o in zip(case["prompt"], case["out"], strict=True)]
         places = (torch.arange(len(logits), device=device), torch.tensor(known, device=device))
         recorded = torch.tensor(
@@ -135,7 +117,7 @@ def test_kernel_and_reference_do_what_was_recorded(device: str) -> None:
         )
         for function in (apply_rules, reference.apply_rules):
             out = logits.clone()
-            function(out, ruled.columns, *places, rows.ids)
+            function(out, rules.columns, *places, rows.ids)
             torch.testing.assert_close(out.cpu(), recorded, rtol=0, atol=1e-4)
 
 

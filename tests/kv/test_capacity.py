@@ -87,6 +87,14 @@ def test_a_model_that_cannot_fit_is_an_error_with_its_numbers() -> None:
     assert fit_kv_cache(load_model("llama-3.1-70b"), load_gpu("mi300x")).num_gpu_blocks > 5000
 
 
+def test_a_draft_model_that_is_too_large_is_not_laid_on_the_model() -> None:
+    shape, gpu = load_model("llama-3.2-1b"), load_gpu("a100")
+    with pytest.raises(
+        CapacityError, match=r"1b with the draft model llama-3.1-70b .*131\.42 of it"
+    ):
+        fit_kv_cache(shape, gpu, draft=load_model("llama-3.1-70b"))
+
+
 def test_the_longest_request_has_to_fit_without_the_null_block() -> None:
     shape, gpu = load_model("llama-3.1-8b"), load_gpu("rtx4090")
     usable = fit_kv_cache(shape, gpu, max_model_len=32768).num_usable_tokens

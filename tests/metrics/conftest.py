@@ -122,6 +122,12 @@ class Story:
         self.num_steps += len(durations)
         self.now = float(ends[-1])
 
+    def decode(self, request_id: str, gap: float, count: int, finish: bool = True) -> None:
+        """`count` single steps of one token each."""
+        for k in range(count):
+            over = [request_id] if finish and k == count - 1 else []
+            self.step(gap, {request_id: 1}, finished=over)
+
     def end(self, status: str = "completed") -> RunData:
         self.recorder.ended(status, self.now, list(self.requests.values()))
         return self.recorder.data()
@@ -132,6 +138,10 @@ class Story:
 
     def summary(self, **options: Any) -> dict[str, Any]:
         return self.result(**options).summary_dict
+
+    def row(self, request_id: str, **options: Any) -> dict[str, Any]:
+        table = self.result(**options).requests_table.to_pylist()
+        return next(r for r in table if r["request_id"] == request_id)
 
 
 @pytest.fixture(scope="session")

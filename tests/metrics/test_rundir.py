@@ -131,6 +131,15 @@ def test_what_is_no_run_directory_is_never_overwritten(
     assert path.exists()
 
 
+def test_the_current_folder_is_not_replaced(
+    story: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunDirectoryError, match=r"^\.: is the current folder"):
+        small_run(story).save(Path(), overwrite=True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt(), ValueError("nan")])
 @pytest.mark.parametrize("before", [False, True], ids=["new", "overwriting"])
 def test_an_error_leaves_nothing_behind(

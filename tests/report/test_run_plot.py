@@ -15,7 +15,7 @@ from simserve.metrics.recorder import RunRecorder
 from simserve.metrics.result import RunResult
 from simserve.metrics.rundir import read_run
 from simserve.protocols import StepRecord
-from simserve.report.activity import MAX_SLICES, Signal, envelope, over_time
+from simserve.report.activity import MAX_SLICES, Signal, envelope, over_time, reach
 from simserve.report.run_plot import draw_run
 from simserve.types import Kind, Request, StepOutput, StepPlan, StepResult, StepRun, TraceRequest
 
@@ -80,7 +80,7 @@ def toy_run(num_requests: int, rate: float = 20.0, num_blocks: int = 400) -> Run
         )
         now, step = float(end[0]), step + 1
     recorder.ended("completed", now, [])
-    return RunResult.of(recorder.data(), RunInfo(label="toy"), MetricOptions())
+    return RunResult.of(recorder.data(), RunInfo(label="測 toy"), MetricOptions())
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +158,7 @@ def test_means_are_over_time_and_idle_time_is_zero() -> None:
     assert running.values.tolist() == [2.0, 1.0, 0.0, 1.0]
     assert over_time(result, "num_waiting").values.tolist() == [0.0, 3.0, 3.0, 0.0]
     assert envelope(running).mean.tolist() == [2.0, 1.0, 0.0, 1.0, 1.0]
+    assert reach(running).high[[0, 1, -2]].tolist() == [2.0, 0.0, 1.0]  # never less than a slice
     when, low, mean, high = envelope(running, slices=2)
     assert when.tolist() == [0.0, 500.5, 1001.0]
     assert mean[:2].tolist() == pytest.approx([3 / 500.5, 1 / 500.5])

@@ -114,6 +114,12 @@ def test_keys_that_end_alike_are_told_apart() -> None:
         "prompt_len.value 8, output_len.value 4",
         "prompt_len.value 16, output_len.value 2",
     ]
+    classes = [f"workload.classes.{i}.prompt_len.value" for i in range(2)]
+    frame = table(x=[1], **{classes[0]: [8], classes[1]: [16]})
+    (line,) = lines(frame, "x", classes)
+    assert line.name == "0.prompt_len.value 8, 1.prompt_len.value 16"
+    (line,) = lines(frame, *classes[:1], classes[1:])
+    assert line.name == "1.prompt_len.value 16"
 
 
 def test_a_sweep_that_failed_altogether_is_an_error(tmp_path: Path) -> None:

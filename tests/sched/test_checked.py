@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 import simserve
+from simserve.engine.simulation import simulate
 from simserve.errors import PluginError, StalledError
+from simserve.executor.real.pace import TimedScheduler
 from simserve.sched.base import BaseScheduler
 from simserve.sched.checked import checked
 from simserve.sched.vllm import VllmScheduler
+from tests.engine import rig
 
 BASE = {
     "model": "llama-3.1-8b",
@@ -102,6 +105,45 @@ def test_one_that_plans_nothing_is_not_told_to_have_more_blocks(own: type[Planne
     assert "num_gpu_blocks" not in str(it.value)
 
 
+def test_it_is_named_behind_the_clock_of_a_real_run_too() -> None:
+    world = rig.build([rig.request("a", 0.0, 16, 4)])
+    parts, inner = world.engine._parts, world.scheduler
+    inner.schedule = inner.new_plan  # type: ignore[method-assign]
+    parts.scheduler = TimedScheduler(inner)
+    assert "but simserve.sched.vllm:VllmScheduler has planned nothing" in simulate(parts).complaint
+
+
+class _Keyed(Planner):
+    def __init_subclass__(cls, *, tag: str) -> None:
+        super().__init_subclass__()
+
+
+class _OfItsOwn(_Keyed, tag="one"):
+    """Its class cannot be subclassed in passing, and what it plans by is the object's."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.schedule = lambda: twice(self, type(self).schedule(self))  # type: ignore[method-assign]
+
+
+class _Closed:
+    __slots__ = ()
+    schedule = update = add_request = abort = unfinished = lambda self, *args: None
+    num_running = num_waiting = 0
+
+    def __init__(self, *args: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [(_OfItsOwn, "scheduled request 'r0' twice"), (_Closed, "lets nobody look.*__slots__")],
+)
+def test_it_is_looked_at_however_it_is_made(cls: Any, said: str, own: Any) -> None:
+    sys.modules["own_plans"].Own = cls  # type: ignore[attr-defined]
+    with pytest.raises(PluginError, match=f"{cls.__qualname__}.*{said}"):
+        simserve.run(BASE)
+
+
 def test_a_right_scheduler_decides_as_without_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts, preemptions and blocks that run out included."""
     monkeypatch.setitem(sys.modules, "own_plans", ModuleType("own_plans"))
@@ -126,4 +168,6 @@ def test_a_right_scheduler_decides_as_without_the_look(monkeypatch: pytest.Monke
     assert own["num_preemptions"] != 0
     for key in ("duration", "num_steps", "num_preemptions", "p99_itl_ms"):
         assert own[key] == built_in[key]
-    assert checked(VllmScheduler).__qualname__ == "VllmScheduler"
+    looked_at = rig.build().scheduler
+    assert checked(looked_at) is looked_at
+    assert type(looked_at) is VllmScheduler

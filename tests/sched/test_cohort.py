@@ -66,22 +66,27 @@ class Walking(VllmScheduler):
 
 def test_counts_follow_the_pace_and_stay_when_it_is_left() -> None:
     pace = Pace()
-    pace.scheduled, pace.updated = 7, 6
+    pace.scheduled, pace.updated, pace.placeholders = 7, 6, 1
     one = Request(request("a", 10, 20), 64)
-    one.num_computed_tokens, one.num_tokens = 10, 11
+    one.num_computed_tokens, one.num_tokens, one.num_output_placeholders = 10, 11, 1
     assert one.join(pace) == 3
     assert (one.num_computed_tokens, one.num_tokens) == (10, 11)
     pace.scheduled += 5
     pace.updated += 4
+    pace.placeholders += 1
     assert (one.num_computed_tokens, one.num_tokens, one.num_output_tokens) == (15, 15, 5)
+    assert one.num_output_placeholders == 2
     one.num_tokens += 1
     one.num_computed_tokens -= 2
+    one.num_output_placeholders -= 2
     assert (one.num_computed_tokens, one.num_tokens) == (13, 16)
     one.leave()
     one.leave()
     pace.scheduled += 1
     pace.updated += 1
+    pace.placeholders += 1
     assert (one.num_computed_tokens, one.num_tokens) == (13, 16)
+    assert one.num_output_placeholders == 0
 
 
 # -- who is in -------------------------------------------------------------------------------------

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simserve.fidelity.cases import load_case
 from simserve.fidelity.conform import simulate_case
+from tests.golden.cases import load
 from tests.sched.random_cases import random_case
 from tests.sched.reference import EngineWouldCrash, simulate
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 SMALL = ("g14", "g16", "g33", "g39", "g41", "g44", "g45", "g47", "g48", "g53", "g55", "g56", "g57")
 
 
@@ -44,8 +42,7 @@ def difference(expected: dict[str, Any], got: dict[str, Any]) -> str | None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_plain_model_itself_meets_recorded_cases(name: str) -> None:
-    (path,) = GOLDEN.glob(f"{name}*.json.gz")
-    case = load_case(path)
+    case = load(name)
     assert difference(case, simulate(case)) is None
 
 

@@ -88,6 +88,7 @@ def test_ended_in_good_order(
     out = tmp_path / "out"
     with pytest.raises(RunDirectoryError, match="another sweep is writing there"):
         run_sweep(grid, out=out, resume=True)
+    assert (out / ".partial").is_dir()  # the other one goes on
     workers = children(begun)
     os.kill(begun.pid, number)
     _, errors = begun.communicate(timeout=PATIENCE_S)

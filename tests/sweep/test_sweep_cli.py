@@ -93,6 +93,18 @@ def test_a_signal_is_heard_where_ctrl_c_is_not(monkeypatch: pytest.MonkeyPatch) 
         _end_as_ctrl_c_does(signal.SIGTERM, None)
 
 
+def test_stopped_behind_the_last_point_only_the_summary_is_missing(
+    grid: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simserve.sweep.runner.write_summary", stop)
+    result = invoke(grid, "--resume", "--out", finished)
+    assert result.exit_code == 130
+    assert f"4 of 4 points are done; --resume --out {finished} writes the summary" in result.output
+
+
 def test_where_it_is_not_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(BASE)
     result = invoke(tmp_path / "run.yaml")

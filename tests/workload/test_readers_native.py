@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,21 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out.jsonl"]
     with pytest.raises(TraceError, match="cannot be written"):
         write_trace(tmp_path / "no" / "folder.jsonl", [good])
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    one = TraceRequest(request_id="a", arrival_s=0.0, prompt=(("a", 4),), output_len=1)
+    link, file, pipe = (tmp_path / name for name in ("link", "file.jsonl", "pipe"))
+    link.symlink_to(file)
+    assert write_trace(link, [one]) == 1
+    assert link.is_symlink()
+    assert open_trace(file).num_requests == 1
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert write_trace(pipe, [one]) == 1
+    assert os.read(reader, 1 << 16) == file.read_bytes()
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_numbers_of_numpy_are_refused_or_exact(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simserve.config.build_workload import trace_of
+from simserve.config.loader import load_config
 from simserve.errors import ConfigError, PluginError, TraceError, UnknownNameError
 from simserve.registry import BUILTINS, resolve
 from simserve.segments import tokens
@@ -333,6 +335,32 @@ def test_a_reader_of_ones_own_needs_only_the_protocol(
     bad = open_trace(trace_file("countdown\n"), format="countdown", step_s=float("nan"))
     with pytest.raises(TraceError, match=":1: arrival_s: is nan"):
         bad.requests()
+
+
+def test_options_may_have_any_name(trace_file: TraceFile) -> None:
+    path = trace_file(native(1, 2))
+    for name in ("path", "format", "sort", "on_bad_row", "base_dir"):
+        with pytest.raises(ConfigError, match=f"'simserve' has no option '{name}'"):
+            open_trace(path, reader_options={name: 1})
+
+
+def test_a_module_beside_the_configuration_is_found(
+    trace_file: TraceFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / "beside"
+    folder.mkdir()
+    text = "from simserve.workload.readers.native import NativeReader as Mine\n"
+    (folder / "reader_beside.py").write_text(text)
+    config = {
+        "model": "llama-3.1-8b",
+        "workload": {
+            "trace": {"path": str(trace_file(native(1, 2))), "format": "reader_beside:Mine"}
+        },
+    }
+    loaded = load_config(config, base_dir=folder)
+    assert loaded.config.workload.trace is not None
+    assert trace_of(loaded, loaded.config.workload.trace).num_requests == 2
 
 
 def test_a_reader_without_a_method_is_refused(

@@ -18,7 +18,6 @@ from simserve.types import TraceRequest
 from simserve.workload.arrivals import ConstantArrivals, PoissonArrivals
 from simserve.workload.lengths import (
     ConstantLength,
-    EmpiricalPairs,
     IndependentLengths,
     LognormalLength,
     UniformLength,
@@ -29,7 +28,6 @@ from simserve.workload.synthetic import (
     SharedPrefix,
     Synthetic,
     apportion,
-    empirical_pairs,
     generate,
 )
 
@@ -202,19 +200,6 @@ def test_ten_requests_over_three_prefixes_stay_ten() -> None:
 def test_zipf_groups_fall_off_with_their_rank() -> None:
     counts = Counter(r.prompt[0][0] for r in prefixed(1100, 3, zipf_alpha=1.0))
     assert counts == {"prefix0": 600, "prefix1": 300, "prefix2": 200}
-
-
-def test_empirical_pairs_keep_prompt_and_output_together() -> None:
-    pairs = EmpiricalPairs(pairs=((10, 1), (20, 2), (30, 3)))
-    spec = Synthetic(
-        num_requests=3000,
-        arrival=ConstantArrivals(rate=1),
-        classes=(RequestClass(lengths=pairs),),
-    )
-    drawn = Counter((r.prompt_len, r.output_len) for r in generate(spec))
-    assert set(drawn) == set(pairs.pairs)
-    assert min(drawn.values()) > 900
-    assert set(empirical_pairs(generate(spec)).pairs) == set(pairs.pairs)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from simserve.workload.arrivals import (
 from simserve.workload.lengths import (
     ConstantLength,
     EmpiricalLength,
-    EmpiricalPairs,
     Length,
     LognormalLength,
     UniformLength,
@@ -155,7 +154,6 @@ def test_empirical_lengths_come_from_the_values() -> None:
         (lambda: LognormalLength(mean=1, sigma=1, min=5, max=4), "max"),
         (lambda: ZipfLength(alpha=-1, min=1, max=2), "alpha"),
         (lambda: EmpiricalLength(values=()), "values"),
-        (lambda: EmpiricalPairs(pairs=((1, 0),)), "pairs"),
     ],
 )
 def test_bad_values_are_named(make: Callable[[], object], field: str) -> None:

@@ -73,6 +73,11 @@ class Forward:
             marks.take()
         return logits
 
+    def first_layer(self) -> Forward:
+        """The same of one layer: enough to compile and load all kernels."""
+        decoder = self.decoder.first_layer()
+        return Forward(decoder, self.attention, self.rows, self.outputs, self._sampler)
+
     def sample(self, inputs: TokenInputs, logits: torch.Tensor) -> None:
         """Choose a token from each row of logits."""
         if self._sampler is None:

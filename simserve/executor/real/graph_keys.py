@@ -13,8 +13,9 @@ from simserve.executor.real.step_inputs import StepShape
 __all__ = ["GraphKeys", "graph_sizes", "mixed_graph_sizes"]
 
 MAX_GRAPH_ROWS = 512
-MAX_MIXED_TOKENS = 1024
-"""From so many tokens on the kernels of a step take longer than their launches one by one."""
+MAX_MIXED_TOKENS = 2048
+"""Beyond so many tokens the kernels of a step take longer than their launches one by one, on a slow
+host too: 8B's took 20 to 45 ms, and steps of 1,025 to 1,536 tokens take an H200 27 to 34 ms."""
 SHORT_CONTEXT = 4096
 """Up to here prefills are computed in other tiles."""
 MAX_SPLIT_TOKENS = 32

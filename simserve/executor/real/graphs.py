@@ -92,7 +92,8 @@ class StepGraphs:
         stream.wait_stream(current)
         with torch.cuda.stream(stream):  # what a first call compiles and loads is not captured
             inputs, batch = step_inputs.read(self._buffer, rows)
-            self._step.sample(inputs, self._step.logits(inputs, batch, None))
+            first = self._step.first_layer()
+            first.sample(inputs, first.logits(inputs, batch, None))
         current.wait_stream(stream)
 
         forward, sample = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()

@@ -230,8 +230,9 @@ class Machine:
             limits.max_num_seqs, limits.max_num_batched_tokens, self.rows.longest, path
         )
         graphs = StepGraphs(step, keys, breakdown)
-        # Without graphs: batches of the same kinds, but larger ones, are launched one by one.
-        eager = ModelRunner(step, None, breakdown=False)
+        # Without graphs: batches of the same kinds, but larger ones, are launched one by one. What
+        # has to be compiled or loaded for them, one layer asks for.
+        eager = ModelRunner(step.first_layer(), None, breakdown=False)
         with self.rows.in_block_0():
             for batch in warm_up_batches(limits, path):
                 eager.run(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -126,6 +127,12 @@ class Decoder:
         if logits_rows is not None:
             x, residual = x.index_select(0, logits_rows), residual.index_select(0, logits_rows)
         return self._norm(x, residual, self.norm)
+
+    def first_layer(self) -> Decoder:
+        """The decoder as if it had one layer, which launches every kernel that the others do."""
+        one = copy(self)
+        one.layers = self.layers[:1]
+        return one
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of what `hidden` returned."""

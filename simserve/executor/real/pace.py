@@ -52,6 +52,7 @@ class TimedScheduler:
         self.ended: Callable[[Request], None] | None = None
         """Called with each request that has ended or was aborted, before anybody else knows."""
         self._scheduler = scheduler
+        self.__wrapped__ = scheduler  # whoever names who decides looks behind this
         self._empty_plans: list[StepPlan] = []
         self._schedule_s = 0.0
         self._update_s = 0.0

@@ -17,7 +17,7 @@ from simserve.executor.real.runner import StepTimes
 from simserve.sampling import RequestSampling
 from simserve.types import Kind, StepPlan
 
-__all__ = ["Drafted", "LookupDrafts", "ModelDrafts", "Speculation", "accepts_drafts"]
+__all__ = ["Drafted", "LookupDrafts", "ModelDrafts", "Speculation"]
 
 
 class Drafted(NamedTuple):

@@ -58,7 +58,7 @@
 
   const drawSeries = (s, x, y, size) => {
     if (!s.x.length) return "";
-    const colour = `var(--c${s.colour})`, step = s.shape === "step" || s.shape === "area", way = step ? "step" : s.shape === "front" ? "front" : "line";
+    const colour = `var(--c${s.colour})`, step = ["step", "area", "shade"].includes(s.shape), way = step ? "step" : s.shape === "front" ? "front" : "line";
     const line = (ys) => s.x.map((v, i) => [pixel(x.at(v)), pixel(y.at(ys[i]))]);
     const band = (upper, lower, opacity) => {
       const back = line(lower).reverse();
@@ -66,7 +66,8 @@
       return `<path d="${path(line(upper), way)}${down}Z" fill="${colour}" fill-opacity="${opacity}"/>`;
     };
     let svg = "";
-    if (s.shape === "area") return (s.most ? band(s.most, s.y, 0.22) : "") + band(s.y, s.base || s.y.map(() => 0), 0.85);
+    if (s.shape === "shade") return band(s.y, s.base, 0.4);
+    if (s.shape === "area") return band(s.y, s.base || s.y.map(() => 0), 0.85);
     if (s.low) svg += band(s.high, s.low, 0.22);
     if (s.shape !== "points") svg += `<path d="${path(line(s.y), way)}" fill="none" stroke="${colour}" stroke-width="1.8"${s.dash ? ' stroke-dasharray="6 4"' : ""}/>`;
     if (["points", "dots", "front"].includes(s.shape)) for (const [a, b] of line(s.y)) svg += `<circle cx="${a}" cy="${b}" r="${size}" fill="${colour}" fill-opacity="0.75"/>`;
@@ -74,7 +75,8 @@
   };
 
   const drawXY = (chart, width) => {
-    const all = (key) => chart.series.flatMap((s) => [s[key], ...(key === "y" ? [s.low, s.high, s.most] : [])]).filter(Boolean).flat();
+    const shades = (chart.shades || []).map((s) => ({ ...s, shape: "shade" }));
+    const all = (key) => [...shades, ...chart.series].flatMap((s) => [s[key], ...(key === "y" ? [s.low, s.high] : [])]).filter(Boolean).flat();
     const trial = makeAxis(chart.y, all("y"), HEIGHT - BOTTOM, TOP, chart.y.log ? 7 : 6);
     const left = 14 + 7 * Math.max(...trial.ticks.map((t) => tick(t).length), 1) + (chart.y.label ? 16 : 0);
     const room = chart.x.log ? Math.max(3, Math.floor((width - left) / 62)) : Math.max(4, Math.floor(width / 62));
@@ -86,7 +88,7 @@
     svg += `<text x="${(left + width - RIGHT) / 2}" y="${HEIGHT - 6}" text-anchor="middle">${escaped(chart.x.label)}</text>`;
     if (chart.y.label) svg += `<text transform="translate(11 ${(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">${escaped(chart.y.label)}</text>`;
     const count = Math.max(...chart.series.map((s) => s.x.length), 0);
-    for (const s of chart.series) svg += drawSeries(s, x, y, count > 150 ? 2.5 : 4);
+    for (const s of [...shades, ...chart.series]) svg += drawSeries(s, x, y, count > 150 ? 2.5 : 4);
     for (const at of (chart.marks || { x: [] }).x) svg += `<line x1="${x.at(at)}" x2="${x.at(at)}" y1="${TOP - 11}" y2="${TOP - 3}" stroke="var(--c${chart.marks.colour})" stroke-width="1.5"/>`;
     if (!count) svg += `<text x="${(left + width) / 2}" y="${HEIGHT / 2}" text-anchor="middle">no data</text>`;
     return { svg, find: chart.hover === "points" ? nearest(chart, x, y) : across(chart, x) };

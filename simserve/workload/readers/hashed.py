@@ -38,7 +38,7 @@ class HashBlocks:
         ids = self._checked(record.get(field), field, input_len)
         num_full, tail_len = divmod(input_len, self.block_size)
         full = ids[:num_full]
-        self._refuse_mixed(number, field, full, ids[num_full:])
+        self._refuse_mixed(field, full, ids[num_full:])
         self._full.update(full)
         parts = tuple(zip(full, repeat(self.block_size), strict=False))
         if not tail_len:
@@ -61,9 +61,7 @@ class HashBlocks:
             raise BadRow(field, message + self._hint, "wrong_block_size")
         return ids
 
-    def _refuse_mixed(
-        self, number: int, field: str, full: Sequence[int], tail: Sequence[int]
-    ) -> None:
+    def _refuse_mixed(self, field: str, full: Sequence[int], tail: Sequence[int]) -> None:
         if self._partial.keys().isdisjoint(full) and self._full.isdisjoint(tail):
             return
         mixed = [i for i in full if i in self._partial] + [i for i in tail if i in self._full]

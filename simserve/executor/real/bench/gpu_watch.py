@@ -6,7 +6,6 @@ import statistics
 import subprocess
 import threading
 from time import perf_counter
-from types import TracebackType
 from typing import NamedTuple
 
 __all__ = ["GpuState", "GpuWatch"]
@@ -53,12 +52,7 @@ class GpuWatch:
         self._reader.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
