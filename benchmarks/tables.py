@@ -264,6 +264,8 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "real and simulated: drafts": ("real_drafts_h200.json", real_and_simulated),
     "calibrated: steps": ("calibrated_runs_h200.json", calibrated_steps_table),
     "calibrated: runs": ("calibrated_runs_h200.json", calibrated_runs_table),
+    "calibrated: other host": ("calibrated_runs_other_host_h200.json", calibrated_runs_table),
+    "calibrated: other known": ("calibrated_runs_other_host_h200.json", calibrated_host_table),
     "calibrated: host known": ("calibrated_runs_h200.json", calibrated_host_table),
     "accuracy: transfer": ("accuracy.json", ACCURACY["transfer"]),
     "accuracy: cross": ("accuracy_cross.json", accuracy_cross_table),

@@ -273,7 +273,11 @@ class Price(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Prices steps, a run at once: element k equals, bit for bit, what step k alone costs."""
+    """Prices steps, a run at once: element k equals, bit for bit, what step k alone costs.
+
+    A message may end a run before all steps that were priced are taken; then others follow under
+    their numbers. A model that remembers steps goes by `plan.step`.
+    """
 
     def price(self, run: StepRun) -> Price:
         """Durations of the `run.count` steps of a run, each > 0 if the plan has tokens."""

@@ -36,7 +36,11 @@ SloOption = Annotated[
 ]
 TrialsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Try so many points of the sweep's grid, chosen by Optuna."),
+    typer.Option(
+        min=1,
+        help="Let Optuna choose a point of the sweep's grid so many times; one that it chooses "
+        "again is not run again.",
+    ),
 ]
 ObjectiveOption = Annotated[
     list[str] | None,
@@ -190,4 +194,7 @@ def _search_settings(
         table.add_row(*settings, *(f"{row[key]:,.2f}" for key in objectives))
     console = Console()
     console.print(table)
+    num_tried = len(found.rows)
+    if num_tried < num_trials:
+        console.print(f"points tried: {num_tried} (the other trials chose one of them again)")
     console.print(f"summary: {found.directory / 'summary.csv'}", highlight=False, soft_wrap=True)

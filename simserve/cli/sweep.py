@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from simserve.cli.options import OverrideOption, QuietOption
+from simserve.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from simserve.config.sweep import Sweep
@@ -128,7 +129,12 @@ def _directory(config: str, out: str | None, resume: bool) -> Path:
     from simserve.cli.run import free_directory
 
     if not resume:
-        return free_directory(config, out)
+        try:
+            return free_directory(config, out)
+        except RunDirectoryError as error:
+            if out is None or not Path(out).is_dir():
+                raise
+            raise RunDirectoryError(f"{error}, or --resume the sweep in it") from error
     if out is not None:
         return Path(out)
     last = first = Path("runs") / Path(config).stem

@@ -218,17 +218,18 @@ def _simulated_steps(
     workload: BuiltWorkload,
 ) -> _Steps:
     cost_model = _cost_model(loaded, config.cost, "executor.cost")
+    warnings = _shown_host(loaded, config.cost, cost_model)
     if config.noise == "residual":
         with loaded.placing("executor.noise"):
             cost_model = _with_residual_noise(cost_model, seed)
-    sampling, warnings = None, []
+    sampling = None
     if config.sampling or workload.names_sampling:
         own_sampling(loaded, eos_token_ids=None)  # refuses what cannot be
-        warnings = [
-            f"how requests want their tokens chosen is not priced: {one}"
-            for one in unpriced(loaded.config, loaded.gpu)
+        not_priced = unpriced(loaded.config, loaded.gpu)
+        warnings += [
+            f"how requests want their tokens chosen is not priced: {one}" for one in not_priced
         ]
-        sampling = None if warnings else _sampling(loaded, config, seed)
+        sampling = None if not_priced else _sampling(loaded, config, seed)
     executor = SimulatedExecutor(
         cost_model,
         drafter(loaded, seed),
@@ -237,6 +238,19 @@ def _simulated_steps(
         plans_ahead=loaded.config.scheduler.async_scheduling,
     )
     return _Steps(scheduler, executor, cost_model, sampling=sampling, warnings=tuple(warnings))
+
+
+def _shown_host(loaded: LoadedConfig, config: Cost, cost_model: CostModel) -> list[str]:
+    """A warning if the host's time is in each step although steps are planned ahead."""
+    adds = isinstance(config, ProfileCost) and config.host == "as_measured"
+    if not adds or not loaded.config.scheduler.async_scheduling:
+        return []
+    if not getattr(cost_model, "host_adds", False):
+        return []
+    return [
+        "scheduler.async_scheduling: the profile was measured without it, and its host time still "
+        "adds to every step (executor.cost.host: overlaps hides it, adds says that it is meant)"
+    ]
 
 
 def _admission(config: SchedulerConfig, max_model_len: int, kv: KVCacheManager) -> Admission:

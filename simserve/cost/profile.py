@@ -93,6 +93,11 @@ class ProfileCost:
         return self._num_outside
 
     @property
+    def host_adds(self) -> bool:
+        """Whether host time comes on top of GPU time."""
+        return self._host == "adds"
+
+    @property
     def timing(self) -> str:
         """Whose step times these are."""
         engine = self.profile.engine

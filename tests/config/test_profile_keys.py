@@ -39,6 +39,19 @@ def test_what_was_not_measured_is_a_warning() -> None:
     assert any("model 'qwen3-8b' was not measured" in text for text in result.warnings)
 
 
+@pytest.mark.parametrize(
+    ("planned_ahead", "host", "is_said"),
+    [(True, "as_measured", True), (True, "overlaps", False), (False, "as_measured", False)],
+)
+def test_host_time_that_steps_planned_ahead_do_not_hide_is_a_warning(
+    planned_ahead: bool, host: str, is_said: bool
+) -> None:
+    config = {**BASE, "scheduler": {"async_scheduling": planned_ahead}}
+    config["executor"] = {"cost": {**PROFILE, "host": host}, "noise": "residual"}
+    warnings = run(config, ["workload.synthetic.num_requests=2"]).warnings
+    assert is_said is any("its host time still adds" in text for text in warnings)
+
+
 def test_a_slower_host_and_noise_show_in_latencies() -> None:
     plain = summary({"cost": PROFILE})
     slow = summary({"cost": {**PROFILE, "host_scale": 2.0}})

@@ -6,7 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from simserve.cli.main import app
 from simserve.errors import ConfigError
 from simserve.sweep.runner import run_sweep
 from simserve.sweep.settings import search_settings
@@ -38,6 +40,15 @@ def test_the_pareto_set(grid: Path, finished: Path, tmp_path: Path) -> None:
     assert again.rows == found.rows
     written = (tmp_path / "out" / "summary.csv").read_bytes()
     assert (tmp_path / "again" / "summary.csv").read_bytes() == written
+
+
+@needs_optuna
+def test_a_point_that_is_chosen_again_is_not_run_again(grid: Path, tmp_path: Path) -> None:
+    one = "sweep.parameters={scheduler.max_num_batched_tokens: [512]}"
+    command = ["search", str(grid), "--trials", "3", "-o", one, "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "points tried: 1 (the other trials" in result.stdout
 
 
 @needs_optuna

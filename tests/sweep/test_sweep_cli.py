@@ -105,6 +105,14 @@ def test_stopped_behind_the_last_point_only_the_summary_is_missing(
     assert f"4 of 4 points are done; --resume --out {finished} writes the summary" in result.output
 
 
+def test_a_sweep_that_is_there_may_be_resumed(grid: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "summary.csv").touch()
+    result = invoke(grid, "--out", tmp_path / "there")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("for --out, or --resume the sweep in it\n")
+
+
 def test_where_it_is_not_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(BASE)
     result = invoke(tmp_path / "run.yaml")
