@@ -42,3 +42,7 @@ class FcfsStaticScheduler(RecomputingScheduler):
         else:
             self.admit_from_queue(plan, self.params.max_num_batched_tokens)
         return self.close_plan(plan)
+
+    def _may_admit(self) -> bool:
+        """Nobody joins a batch."""
+        return not self.running

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from simserve.sched.base import BaseScheduler
+from simserve.sched.steady import DecodesInStep
 from simserve.types import Request, Status, StepPlan
 
 __all__ = ["RecomputingScheduler"]
 
 
-class RecomputingScheduler(BaseScheduler):
+class RecomputingScheduler(DecodesInStep):
     """Serves running requests first come, first served; the one admitted last gives way.
 
     Nobody is admitted in a step that preempts, so that blocks go to those who are running. Drafts
@@ -37,9 +37,11 @@ class RecomputingScheduler(BaseScheduler):
     def decode(self, plan: StepPlan, budget: int) -> int:
         """One token for each running request that lacks just one, in order of admission.
 
-        Returns the budget that is left.
+        The plan is still empty. Returns the budget that is left.
         """
-        for request in list(self.running):
+        count = self.schedule_cohort(plan, budget)
+        budget -= count
+        for request in self.running[count:]:
             if budget <= 0:
                 break
             lacks_one = request.num_tokens - request.num_computed_tokens == 1

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simserve.errors import SimserveError
-from simserve.protocols import Grown, KVCacheManager, PrefixHit
-from simserve.sched.base import BaseScheduler
-from simserve.sched.cohort import Cohort
+from simserve.protocols import KVCacheManager, PrefixHit
 from simserve.sched.options import read_int_options
 from simserve.sched.params import SchedulerParams
+from simserve.sched.steady import DecodesInStep
 from simserve.types import Kind, Request, StepPlan
 
 __all__ = ["VllmScheduler"]
 
 
-class VllmScheduler(BaseScheduler):
+class VllmScheduler(DecodesInStep):
     """Decides step for step as vLLM v0.11.0 and v0.20.2 do (synchronous scheduling)."""
 
     def __init__(self, params: SchedulerParams, kv: KVCacheManager) -> None:
@@ -33,8 +31,6 @@ class VllmScheduler(BaseScheduler):
         applies = params.enable_chunked_prefill or params.as_engine
         self._threshold = params.long_prefill_token_threshold if applies else 0
         self._reserves_all = params.scheduler_reserve_full_isl
-        if kv.decodes is not None and not params.num_lookahead_tokens:
-            self.cohort = Cohort(kv.decodes, params.max_model_len, int(self.plans_ahead))
 
     def schedule(self) -> StepPlan:
         """Decide one step and count its tokens as computed."""
@@ -54,7 +50,7 @@ class VllmScheduler(BaseScheduler):
         budget = self.params.max_num_batched_tokens
         lookahead = self.params.num_lookahead_tokens
         running, record = self.running, self._record
-        index = self._schedule_cohort(plan)
+        index = self.schedule_cohort(plan, budget)
         budget -= index
         while index < len(running) and budget > 0:
             request = running[index]
@@ -85,24 +81,6 @@ class VllmScheduler(BaseScheduler):
             budget -= num_new_tokens
             index += 1
         return budget
-
-    def _schedule_cohort(self, plan: StepPlan) -> int:
-        """The common case at once: leading requests that want one token, and blocks for all.
-
-        Decides for them what the walk would; how many they are, 0 if it is not that case.
-        """
-        cohort, running = self.cohort, self.running
-        if cohort is None:
-            return 0
-        if len(cohort.ids) < len(running):
-            cohort.take_in(running)
-        count = len(cohort.ids)
-        if not count:
-            return 0
-        if count > self.params.max_num_batched_tokens or not cohort.schedule(plan):
-            self.dissolve_cohort()
-            return 0
-        return count
 
     def _capped(self, start: int, num_new_tokens: int, budget: int) -> int:
         """The threshold, the budget, and the last position that may be computed cut a request."""
@@ -239,31 +217,12 @@ class VllmScheduler(BaseScheduler):
     # -- runs of equal steps ---------------------------------------------------------------------
 
     def steady_steps(self, plan: StepPlan) -> int:
-        """For how many steps, `plan` included, it would decide just that if nothing arrives.
-
-        All running requests decode one token each, nobody can be admitted, nobody ends before the
-        last of these steps, and blocks last.
-        """
-        cohort, num_running = self.cohort, len(self.running)
-        if cohort is None or not 0 < len(cohort.ids) == num_running == len(plan.request_ids):
-            return 1
-        if plan.preempted_ids:
-            return 1
+        """As in the base class; a head that lacks blocks goes on to lack them for some steps."""
         head = None
-        if self.waiting and num_running < self.params.max_num_seqs:
+        if self._may_admit():
             if plan.admission_stop != "blocks" or not self.params.enable_chunked_prefill:
                 return 1
             head = self.waiting.peek()
             if head.num_computed_tokens:
                 return 1
-        return cohort.steady_steps(head)
-
-    def advance(self, plan: StepPlan, count: int) -> Grown:
-        """Pass over `count` steps: all but the last are updated, all are scheduled.
-
-        `plan` was the first of them. Returns what each but the first took, `count - 1` numbers.
-        """
-        if self.cohort is None:
-            raise SimserveError("only steps that were promised to be steady can be passed over")
-        self._num_steps += count - 1
-        return self.cohort.advance(count - 1)
+        return self._steady_steps(plan, head)

@@ -20,6 +20,7 @@ from simserve.kv.identity import Stretch
 from simserve.kv.manager import PagedKVCacheManager
 from simserve.protocols import StepRecord
 from simserve.sched.params import SchedulerParams
+from simserve.sched.steady import DecodesInStep
 from simserve.sched.vllm import VllmScheduler
 from simserve.sched.vllm_async import VllmAsyncScheduler
 from simserve.types import Lookups, Request, StepOutput, StepPlan, TraceRequest
@@ -174,7 +175,7 @@ class World:
     """Everything of one simulation."""
 
     engine: Engine
-    scheduler: VllmScheduler
+    scheduler: DecodesInStep
     kv: PagedKVCacheManager
     log: Log
 
@@ -236,6 +237,7 @@ def build(
     resets: Sequence[Reset] = (),
     admit_as_engine: bool = False,
     async_scheduling: bool = False,
+    scheduler_class: type[DecodesInStep] | None = None,
     leap: bool = False,
     max_steps: int | None = None,
     log: Log | None = None,
@@ -252,7 +254,8 @@ def build(
         groups=groups,
         drop_last_hit=drop_last_hit,
     )
-    scheduler_class = VllmAsyncScheduler if async_scheduling else VllmScheduler
+    if scheduler_class is None:
+        scheduler_class = VllmAsyncScheduler if async_scheduling else VllmScheduler
     scheduler = scheduler_class(SchedulerParams(**limits), kv)
     log = log or Log()
     source = workload or OpenLoop(requests)

@@ -12,11 +12,17 @@ from simserve.cost.formula import FormulaCost
 from simserve.engine.inbox import Abort, Reset
 from simserve.errors import OutOfDomainError
 from simserve.executor.drafts import MadeUpDrafter
-from simserve.protocols import Price
+from simserve.protocols import Price, StepRecord
+from simserve.sched.fcfs_static import FcfsStaticScheduler
+from simserve.sched.prefill_first import PrefillFirstScheduler
+from simserve.sched.sarathi import SarathiScheduler
+from simserve.sched.sjf import SjfScheduler
+from simserve.sched.steady import DecodesInStep
 from simserve.types import StepRun, TraceRequest
-from tests.engine.rig import World, build, request, run
+from tests.engine.rig import Log, World, build, request, run
 from tests.engine.workloads import MAX_MODEL_LEN, limits, requests
 
+WHOLE_PROMPTS = (PrefillFirstScheduler, FcfsStaticScheduler)
 TIMES = st.floats(0, 20, allow_nan=False)
 
 
@@ -74,6 +80,50 @@ def test_nor_do_they_where_steps_are_planned_ahead(
     leaping = run(workload, leap=True, **options)
     check_same(leaping, run(workload, leap=False, **options))
     check_same(leaping, walk(workload, **options))
+
+
+@settings(max_examples=80)
+@given(
+    requests(),
+    limits(),
+    st.lists(st.tuples(TIMES, st.integers(0, 11)), max_size=3),
+    st.sampled_from([SarathiScheduler, SjfScheduler, PrefillFirstScheduler, FcfsStaticScheduler]),
+)
+def test_nor_do_they_under_other_policies(
+    workload: list[TraceRequest],
+    options: dict[str, Any],
+    aborts: list[tuple[float, int]],
+    scheduler_class: type[DecodesInStep],
+) -> None:
+    options["aborts"] = [Abort(time_s, str(i)) for time_s, i in aborts]
+    options["scheduler_class"] = scheduler_class
+    if scheduler_class is SarathiScheduler:
+        options["enable_chunked_prefill"] = True
+    elif scheduler_class is SjfScheduler:
+        options["policy"] = "fcfs"
+    if scheduler_class in WHOLE_PROMPTS or not options["enable_chunked_prefill"]:
+        options["long_prefill_token_threshold"] = 0
+        options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], MAX_MODEL_LEN)
+    leaping = run(workload, leap=True, **options)
+    check_same(leaping, run(workload, leap=False, **options))
+    check_same(leaping, walk(workload, **options))
+
+
+@pytest.mark.parametrize("scheduler_class", [SarathiScheduler, SjfScheduler, *WHOLE_PROMPTS])
+def test_every_policy_passes_steady_decodes_over(scheduler_class: type[DecodesInStep]) -> None:
+    records: list[int] = []
+
+    class Counting(Log):
+        def stepped(self, record: StepRecord) -> None:
+            records.append(record.run.count)
+            super().stepped(record)
+
+    # Two run, and a third waits behind max_num_seqs: none of them can change a step of decodes.
+    workload = [request(str(i), 0.0, 4, 20) for i in range(3)]
+    limits = {"max_num_seqs": 2, "max_model_len": 1024, "scheduler_class": scheduler_class}
+    run(workload, leap=True, log=Counting(), **limits)
+    assert sum(records) == 40
+    assert len(records) <= 6
 
 
 @settings(max_examples=40)
