@@ -214,6 +214,11 @@ class Request:
     def num_output_placeholders(self, value: int) -> None:
         self._placeholders = value if self._pace is None else value - self._pace.placeholders
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether its counts follow from a pace that it has joined."""
+        return self._pace is not None
+
     def join(self, pace: Pace) -> int:
         """Take one token in every step from now on; what to add to steps for computed tokens."""
         self._known -= pace.updated

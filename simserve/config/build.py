@@ -41,7 +41,7 @@ from simserve.kv.groups import FullAttention, Group, SlidingWindow
 from simserve.metrics.recorder import RowSink, RunRecorder
 from simserve.protocols import CostModel, Executor, KVCacheManager, Scheduler, TokenOutcomes
 from simserve.registry import check_protocol, is_builtin, resolve
-from simserve.sched.checked import checked
+from simserve.sched.checked import checked, promises_itself
 from simserve.sched.params import SchedulerParams
 from simserve.sched.vllm_async import VllmAsyncScheduler
 
@@ -152,7 +152,7 @@ def build(
         recorder=recorder,
         admission=_admission(scheduler_config, max_model_len, kv),
         max_model_len=max_model_len,
-        leap=leap,
+        leap=leap and promises_itself(scheduler),
     )
     return Built(
         parts=parts,

@@ -113,6 +113,8 @@ class BaseScheduler:
 
     def run_on(self, plan: StepPlan, request: Request, num_tokens: int) -> bool:
         """Schedule tokens of a running request; False, and nothing done, if no blocks are free."""
+        if request.is_paced:
+            self.dissolve_cohort()
         new_blocks = self.kv.allocate_slots(
             request, num_tokens, None, self.params.num_lookahead_tokens
         )

@@ -1,15 +1,27 @@
-"""Looks at every plan of a scheduler of the user's own, so that a wrong one is an error."""
+"""A scheduler of the user's own: a wrong plan is an error, and nobody else promises for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from simserve.errors import PluginError
 from simserve.protocols import Scheduler
 from simserve.types import Request, StepOutput, StepPlan, StepResult
 
-__all__ = ["checked"]
+__all__ = ["checked", "promises_itself"]
+
+
+def promises_itself(scheduler: Scheduler) -> bool:
+    """Whether its `steady_steps` is of whoever wrote its decisions.
+
+    A class that derives from one of the package's may decide otherwise than its base, whose promise
+    of equal steps would then be wrong: it has to have a `steady_steps` of its own.
+    """
+    own = takewhile(lambda cls: not cls.__module__.startswith("simserve."), type(scheduler).__mro__)
+    mine = [vars(cls) for cls in own]
+    return not mine or any("steady_steps" in names for names in mine)
 
 
 def checked(scheduler: Scheduler) -> Scheduler:

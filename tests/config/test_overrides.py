@@ -135,7 +135,8 @@ def test_what_are_no_overrides_is_said(given: Any) -> None:
 
 
 def test_a_model_that_is_a_file_is_told_how_it_is_given() -> None:
-    with pytest.raises(ConfigError, match=r"or a Hugging Face file as .*\{config: path"):
+    form = r"or a Hugging Face file as path/to/config\.json or \{config: path"
+    with pytest.raises(ConfigError, match=form):
         load_config(BASE, ["model=hf"])
 
 

@@ -15,7 +15,9 @@ from simserve.errors import PluginError, StalledError
 from simserve.executor.real.pace import TimedScheduler
 from simserve.sched.base import BaseScheduler
 from simserve.sched.checked import checked
+from simserve.sched.fcfs_static import FcfsStaticScheduler
 from simserve.sched.vllm import VllmScheduler
+from simserve.types import StepPlan
 from tests.engine import rig
 
 BASE = {
@@ -171,3 +173,27 @@ def test_a_right_scheduler_decides_as_without_the_look(monkeypatch: pytest.Monke
     looked_at = rig.build().scheduler
     assert checked(looked_at) is looked_at
     assert type(looked_at) is VllmScheduler
+
+
+class _Resting(FcfsStaticScheduler):
+    """In one step of five, nobody decodes but the one admitted first."""
+
+    def decode(self, plan: StepPlan, budget: int) -> int:
+        if self._num_steps % 5 or not self.running:
+            return super().decode(plan, budget)
+        return budget - self.run_or_preempt(plan, self.running[0], 1)
+
+
+def test_nobody_promises_equal_steps_for_a_class_that_decides_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_plans", ModuleType("own_plans"))
+    sys.modules["own_plans"].Own = _Resting  # type: ignore[attr-defined]
+    lengths = {"prompt_len": 20, "output_len": 40}
+    config = {
+        **BASE,
+        "workload": {"synthetic": {**BASE["workload"]["synthetic"], **lengths}},
+        "scheduler": {**BASE["scheduler"], "max_model_len": 1024},
+    }
+    # Both prompts in step 0. Until the first ends in step 39, the second rests in 8 steps.
+    assert simserve.run(config).summary_dict["num_steps"] == 48
