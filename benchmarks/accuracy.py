@@ -25,12 +25,20 @@ from simserve.cost.noise import ResidualNoise
 from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import ProfileFile
 from simserve.cost.roofline import RooflineCost
-from simserve.fidelity.fit import LoadedLog, Prices, fit_profile, load_log, step_errors_of
-from simserve.fidelity.judged_logs import group_repeats
-from simserve.fidelity.step_errors import SLOWER_HOST, PricedSteps, errors_by_regime, price_log
-from simserve.fidelity.validate import Timing, validate_workload
-from simserve.fidelity.validation import Validation
-from simserve.fidelity.vllm_log import StepLog, read_vllm_log
+from simserve.fidelity.fit.prices import Prices
+from simserve.fidelity.fit.profile import fit_profile
+from simserve.fidelity.fit.residuals import step_errors_of
+from simserve.fidelity.logs.loaded_log import LoadedLog, load_log
+from simserve.fidelity.logs.vllm_log import StepLog, read_vllm_log
+from simserve.fidelity.validate.judged_logs import group_repeats
+from simserve.fidelity.validate.step_errors import (
+    SLOWER_HOST,
+    PricedSteps,
+    errors_by_regime,
+    price_log,
+)
+from simserve.fidelity.validate.validation import Validation
+from simserve.fidelity.validate.workload import Timing, validate_workload
 from simserve.protocols import CostModel
 from simserve.report.markdown import markdown_table
 
@@ -186,6 +194,7 @@ def price(
 
 
 def latency_errors(one: Validation) -> dict[str, Any]:
+    """A workload's relative errors, each with the relative spread of the real engine's repeats."""
     cells = {cell.name: cell for cell in one.cells}
     return {
         "logs": list(one.logs),

@@ -24,15 +24,16 @@ from simserve.cost.noise import ResidualNoise
 from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import load_profile
 from simserve.executor.simulated import SimulatedExecutor
-from simserve.fidelity.fit import Prices, load_log
-from simserve.fidelity.fit_host import engine_seconds
-from simserve.fidelity.host_speed import local_host_scale
-from simserve.fidelity.judged_logs import group_repeats
-from simserve.fidelity.log_run import simulate_log
-from simserve.fidelity.measured import Measured, measured_log, measured_run
-from simserve.fidelity.timing import profile_timing
-from simserve.fidelity.validate import validate_workload
-from simserve.fidelity.vllm_log import StepLog, read_vllm_log
+from simserve.fidelity.fit.host import engine_seconds
+from simserve.fidelity.fit.host_speed import local_host_scale
+from simserve.fidelity.fit.prices import Prices
+from simserve.fidelity.logs.loaded_log import load_log
+from simserve.fidelity.logs.measured import Measured, measured_log, measured_run
+from simserve.fidelity.logs.vllm_log import StepLog, read_vllm_log
+from simserve.fidelity.replay.log_run import simulate_log
+from simserve.fidelity.validate.judged_logs import group_repeats
+from simserve.fidelity.validate.timing import profile_timing
+from simserve.fidelity.validate.workload import validate_workload
 from simserve.protocols import CostModel, Price
 from simserve.report.markdown import markdown_table
 from simserve.types import StepRun
@@ -191,6 +192,7 @@ def table(report: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def rows(way: str, one: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A row of text for each number of a workload that missed its limit, its cause last."""
     for miss in one["misses"]:
         low, _, high = miss["hair"]
         least, middle, most = miss["scatter"]

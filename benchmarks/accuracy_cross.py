@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 from accuracy import LONG_LOG
 
-from simserve.fidelity.fit import LoadedLog, Prices, fit_profile, load_log
-from simserve.fidelity.fit_host import engine_seconds
-from simserve.fidelity.host_speed import host_scale, local_host_scale
-from simserve.fidelity.step_errors import StepError
-from simserve.fidelity.vllm_log import read_vllm_log
+from simserve.fidelity.fit.host import engine_seconds
+from simserve.fidelity.fit.host_speed import host_scale, local_host_scale
+from simserve.fidelity.fit.prices import Prices
+from simserve.fidelity.fit.profile import fit_profile
+from simserve.fidelity.logs.loaded_log import LoadedLog, load_log
+from simserve.fidelity.logs.vllm_log import read_vllm_log
+from simserve.fidelity.validate.step_errors import StepError
 from simserve.report.markdown import markdown_table
 
 RESULTS = Path(__file__).resolve().parent / "results" / "accuracy_cross.json"

@@ -13,13 +13,14 @@ from simserve.config.presets import load_gpu, load_model
 from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import ProfileFile
 from simserve.executor.simulated import SimulatedExecutor
-from simserve.fidelity.fit import LoadedLog, Prices, load_log
-from simserve.fidelity.fit_host import engine_seconds
-from simserve.fidelity.host_speed import host_scale, local_host_scale
-from simserve.fidelity.log_run import simulate_log
-from simserve.fidelity.measured import Measured, measured_log, measured_run
-from simserve.fidelity.step_errors import StepError
-from simserve.fidelity.vllm_log import StepLog
+from simserve.fidelity.fit.host import engine_seconds
+from simserve.fidelity.fit.host_speed import host_scale, local_host_scale
+from simserve.fidelity.fit.prices import Prices
+from simserve.fidelity.logs.loaded_log import LoadedLog, load_log
+from simserve.fidelity.logs.measured import Measured, measured_log, measured_run
+from simserve.fidelity.logs.vllm_log import StepLog
+from simserve.fidelity.replay.log_run import simulate_log
+from simserve.fidelity.validate.step_errors import StepError
 from simserve.protocols import Price
 from simserve.types import StepPlan, StepResult, StepRun, TraceRequest
 

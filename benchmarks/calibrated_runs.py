@@ -43,7 +43,6 @@ METRICS = [f"p{p}_{name}_ms" for name in ("ttft", "itl", "e2el") for p in (50, 9
 KEYS = [*METRICS, "output_throughput", "duration", "num_steps", "num_preemptions", "completed"]
 JUDGED = [*METRICS, "output_throughput"]
 HOST_PARTS = ("prepare", "sample", "sync")
-STEP_COLUMNS = ("num_scheduled", "num_tokens", "num_decode_tokens", "duration_s")
 AT_ONCE = {"kind": "immediate"}
 
 Report = dict[str, Any]
@@ -113,9 +112,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="llama-3.1-8b", help="preset, or a config.json")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
-    parser.add_argument("--run-s", type=float, default=5.0, help="length of each run")
+    parser.add_argument("--run-s", type=float, default=10.0, help="length of each run")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds; ends early then")
-    parser.add_argument("--steps", type=Path, metavar="FILE.npz", help="all real steps")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="the directories of all real runs")
     parser.add_argument("--again", type=Path, metavar="FILE.json", help="simulate these anew")
     parser.add_argument("-o", dest="override", action="append", default=[], metavar="KEY=VALUE")
     return parser.parse_args()
@@ -133,7 +132,6 @@ def measure(arguments: argparse.Namespace) -> Report:
     }
     machine = open_machine(load(arguments, {"synthetic": {}}, {}))
     print(f"ready after {perf_counter() - began:.0f} s", file=sys.stderr)
-    steps: dict[str, Any] = {}
     longest_s = 0.0
     try:
         for repeat in range(REPEATS):
@@ -151,8 +149,9 @@ def measure(arguments: argparse.Namespace) -> Report:
                     result = api.run(loaded, machine=machine)
                 found["real"].append(kept(result))
                 found["rows"] = rows(found["real"], found["simulated"])
-                keep_steps(steps, f"{name} {repeat}", result)
-                write(report, arguments, steps)
+                if arguments.keep:
+                    result.save(arguments.keep / f"{name} {repeat}")
+                write(report, arguments)
                 longest_s = max(longest_s, perf_counter() - start)
                 print(f"{name}: {perf_counter() - start:.1f} s", file=sys.stderr)
     finally:
@@ -202,6 +201,7 @@ def load(
     scheduler: Mapping[str, Any],
     host_scale: float = 1.0,
 ) -> LoadedConfig:
+    """A real run whose shadow is priced by the profile, on a host slower by `host_scale`."""
     model = arguments.model
     path = str(arguments.profile.resolve())
     cost = {"kind": "profile", "path": path, "host_scale": host_scale}
@@ -220,7 +220,7 @@ def simulated(
     found: Mapping[str, Any], arguments: argparse.Namespace, host_scale: float = 1.0
 ) -> dict[str, Any]:
     """The summary of the same configuration on the profile."""
-    from simserve.fidelity.real_gpu import simulated_twin
+    from simserve.fidelity.validate.real_gpu import simulated_twin
 
     loaded = load(arguments, found["workload"], found["scheduler"], host_scale)
     return kept(api.run(simulated_twin(loaded, {"num_gpu_blocks": found["num_gpu_blocks"]})))
@@ -341,17 +341,9 @@ def percent(value: float) -> str:
     return f"{100 * value:+.1f} %".replace("-", "−")
 
 
-def keep_steps(steps: dict[str, Any], name: str, result: RunResult) -> None:
-    table = result.steps_table
-    parts = [n for n in table.column_names if n.startswith("parts.")]
-    steps |= {f"{name}/{n}": column(table, n) for n in (*STEP_COLUMNS, *parts)}
-
-
-def write(report: Report, arguments: argparse.Namespace, steps: Mapping[str, Any] = {}) -> None:
+def write(report: Report, arguments: argparse.Namespace) -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    if arguments.steps and steps:
-        np.savez_compressed(arguments.steps, **steps)
 
 
 if __name__ == "__main__":

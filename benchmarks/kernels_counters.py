@@ -73,6 +73,7 @@ def run_once(patterns: list[str]) -> None:
 
 
 def measured(patterns: list[str]) -> list[dict[str, Any]]:
+    """What `ncu` counts, a row a case and way; ends this program if it fails."""
     command = [
         "ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units",
         "base", "--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--once",

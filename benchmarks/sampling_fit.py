@@ -119,6 +119,7 @@ def preset(path: Path) -> SamplingFile:
 
 
 def main() -> None:
+    """Write the preset; with --check, exit with 1 if it is out of date."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     arguments = parser.parse_args()

@@ -80,7 +80,6 @@ def draw(curves: Sequence[Curve]) -> bytes:
             memory.plot(curve.num_requests, curve.peak_mb, **look)
         for axes in (cpu, memory):
             log_ticks(axes, "x", sparse=True)
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             log_ticks(axes, "y", sparse=axes is cpu)
         cpu.legend()
         return png(figure)

@@ -54,9 +54,9 @@ from study_traces import PROMPT_LENS
 
 from simserve.config.sweep_cells import short_names
 from simserve.executor.simulated import SimulatedExecutor
-from simserve.fidelity.log_run import simulate_log
-from simserve.fidelity.timing import profile_timing
-from simserve.fidelity.vllm_log import read_vllm_log
+from simserve.fidelity.logs.vllm_log import read_vllm_log
+from simserve.fidelity.replay.log_run import simulate_log
+from simserve.fidelity.validate.timing import profile_timing
 from simserve.report.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +72,7 @@ PLACES = {
 
 
 def draw_long_prefill() -> bytes:
+    """First tokens (s) of all requests: a panel a place of the long one, a row a setting."""
     columns: dict[str, dict[str, pd.DataFrame]] = {}
     for name, group in groupby(run("long_prefill_budget"), scenario):
         rows = {f"budget {shown(case.values[BUDGET])}": case.result.requests for case in group}
@@ -100,6 +101,7 @@ def prefix_rows(cases: Cases) -> list[list[str]]:
 
 
 def draw_prefix() -> bytes:
+    """TTFT (ms, median) over the prompt's length, by scenario and by first or second time."""
     series = {
         f"{case.scenario}, {which} time": [
             case.number(f"class.{name} {prompt_len}.p50_ttft_ms") for prompt_len in PROMPT_LENS
@@ -123,6 +125,7 @@ def draw_long_context() -> bytes:
 
 
 def draw_block_size() -> bytes:
+    """Percent of prompts found in the cache, and of the KV cache in use at most, by block size."""
     cases = run("block_size")
     places = [str(case.values["kv_cache.block_size"]) for case in cases]
     hit = [hit_percent(case) for case in cases]
@@ -134,6 +137,7 @@ def draw_block_size() -> bytes:
 
 
 def draw_pressure() -> bytes:
+    """Preemptions, tokens/s and requests/s within the SLO over `max_num_seqs`, a line a cache."""
     titles = {
         "num_preemptions": ("Preemptions", ""),
         "output_throughput": ("Throughput", "tokens/s"),
@@ -145,6 +149,7 @@ def draw_pressure() -> bytes:
 
 
 def draw_allocator() -> bytes:
+    """Requests running, tokens/s and requests/s within the SLO by rate, a line an allocator."""
     titles = {
         "mean_num_running": ("Mean running", "requests"),
         "output_throughput": ("Throughput", "tokens/s"),
@@ -176,6 +181,7 @@ def draw_grid(
 
 
 def draw_template() -> bytes:
+    """TTFT (ms, median) by order of the templates, for a small and a large cache."""
     cases = run("template_order")
     names = list(dict.fromkeys(map(scenario, cases)))
     series = {}

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from study_cases import shown
-from study_h200 import RESULTS, measured
+from study_h200 import RESULTS, measured, way_name
 from study_pictures import Panel, draw_panels
 
 from simserve.config.build import build
@@ -117,13 +117,12 @@ def simulated_step(text: str) -> float:
 
 
 def draw_decode_kernels() -> bytes:
+    """Medians (µs a layer) of each kernel over the context, a panel a batch size."""
     panels = []
     for batch in (1, 8, 64):
         contexts = [context for one, context in decodes() if one == batch]
         series = {
-            way.upper() if way != "auto" else way: [
-                decodes()[batch, context][way]["median_us"] for context in contexts
-            ]
+            way_name(way): [decodes()[batch, context][way]["median_us"] for context in contexts]
             for way in WAYS
         }
         title = f"{batch} request{'s' if batch > 1 else ''}"

@@ -15,9 +15,9 @@ from study_cells import NUM_GPU_BLOCKS, PARTS, Part, cells, swept_keys
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 MEASURED = RESULTS / "studies_h200.json"
 HOST_PARTS = ("schedule_s", "update_s", "prepare_s", "sync_s")
-DECODES, SMALL_STEP, LARGE_STEP = "32*1@512", "512@8000", "2048"
+DECODES, SMALL_STEP, LARGE_STEP = "32*1@512", "512@8000", "8192"
 """Steps whose launches stand for those of all decodes alone, and of all others by their tokens."""
-SMALL_TOKENS = 1024
+SMALL_TOKENS = 2048
 """Up to so many, a step with prefills replays a graph."""
 
 
@@ -115,25 +115,15 @@ def both_shares(column: Column) -> PairColumn:
     return lambda pair: f"{pair.real.host_share:.1f} % / {column(pair.simulated)}"
 
 
-def real_step(key: str, digits: int = 2) -> PairColumn:
-    """A number of the steps that only the real run has."""
-
-    def found(pair: Pair) -> str:
-        value = pair.real.step(key)
-        return "–" if value is None else f"{value:,.{digits}f}"
-
-    return found
-
-
 def launches(pair: Pair) -> str:
-    """Launches of kernels and graphs in all steps, from those of three kinds of step."""
+    """Launches of kernels and graphs in all steps, from those of a step of each kind; a dash where
+    a kind was met that was not measured."""
     found = (measured() or {})["launches"]
     counts = []
     for case in (DECODES, SMALL_STEP, LARGE_STEP):
         row = found.get(case, {"failure": "not measured"})
-        if row["failure"]:
-            return "–"
-        counts.append(row.get("num_graphs", 0) + row.get("num_kernels", 0))
+        is_known = not row["failure"]
+        counts.append(row.get("num_graphs", 0) + row.get("num_kernels", 0) if is_known else None)
     totals = []
     for row in pair.real.rows:
         steps = row["steps"]
@@ -141,7 +131,10 @@ def launches(pair: Pair) -> str:
         num_small = sum(one <= SMALL_TOKENS for one in tokens)
         num_large = steps["num_steps"] - steps["num_decode_steps"] - num_small
         kinds = (steps["num_decode_steps"], num_small, num_large)
-        totals.append(sum(n * count for n, count in zip(kinds, counts, strict=True)))
+        met = [(n, count) for n, count in zip(kinds, counts, strict=True) if n]
+        if any(count is None for _, count in met):
+            return "–"
+        totals.append(sum(n * count for n, count in met))
     return f"{statistics.median(totals):,.0f}"
 
 
@@ -167,40 +160,46 @@ def microseconds(row: Mapping[str, Any]) -> float:
 
 
 def provenance() -> str:
-    """What ran, where and when, in a line; then what is still there of sittings before."""
+    """What ran, where and when, in a line; then what is still there of sittings of other code."""
     report = measured()
     if report is None:
         return ""
     environment = report["environment"]
     gpu = ", ".join(dict.fromkeys(environment["gpu"].split(", ")))  # once for GPUs of one kind
     versions = report["machines"].get("blocks of 16", {}) | environment["packages"]
-    *before, last = report["sittings"]
+    last = report["sittings"][-1]
+    walls = [one["wall_s"] for one in report["sittings"] if code(one) == code(last)]
     left = f"; left out when time was up: {', '.join(report['left_out'])}"
     older: dict[str, list[str]] = {}
-    for one in before:
+    for one in (one for one in report["sittings"] if code(one) != code(last)):
         older.setdefault(code(one), []).extend(what_is_left(report, one))
     texts = [f"{', '.join(names)} ({at})" for at, names in older.items() if names]
     return (
         f"{gpu}, torch {versions['torch']}, Triton {versions['triton']}, {code(last)}: "
-        f"`python benchmarks/studies_gpu.py`, {last['wall_s']:.0f} s"
+        f"`python benchmarks/studies_gpu.py`, {' and '.join(f'{wall:.0f}' for wall in walls)} s"
         f"{left if report['left_out'] else ''}."
         f"{' Of sittings before: ' * bool(texts)}{'; '.join(texts)}{'.' * bool(texts)}"
     )
 
 
 def what_is_left(report: Mapping[str, Any], sitting: Mapping[str, Any]) -> Sequence[str]:
-    """Configurations, and ways of whole steps, of which the tables show this sitting."""
+    """Configurations, ways of whole steps, and kernels, of which the tables show this sitting."""
     names = {
         kind: [
             (name, row)
             for name, row in report[kind].items()
             if row.get("sitting") == sitting["date"]
         ]
-        for kind in ("cells", "steps")
+        for kind in ("cells", "steps", "kernels")
     }
     configs = [row["config"].replace("_", " ") for _, row in names["cells"]]
-    ways = [f"steps by {name.partition(' ')[0].upper()}" for name, _ in names["steps"]]
-    return list(dict.fromkeys(configs + ways))
+    ways = [f"steps by {way_name(name.partition(' ')[0])}" for name, _ in names["steps"]]
+    return list(dict.fromkeys(configs + ways)) + ["single kernels"] * bool(names["kernels"])
+
+
+def way_name(way: str) -> str:
+    """Of a way to attend: V1 and V2 are names."""
+    return way if way == "auto" else way.upper()
 
 
 def code(sitting: Mapping[str, Any]) -> str:

@@ -76,6 +76,7 @@ def request(
     name: str,
     salt: str | None = None,
 ) -> TraceRequest:
+    """A request of one output token, its arrival rounded to milliseconds."""
     return TraceRequest(
         request_id=f"r{i}",
         arrival_s=round(arrival_s, 3),

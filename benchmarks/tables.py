@@ -29,7 +29,7 @@ from sampling_table import table as sampling_table
 from simulator import table as simulator_table
 
 from simserve.executor.real.bench.step_report import step_cells
-from simserve.fidelity.percentile_table import Compared, percentile_cells
+from simserve.fidelity.validate.percentile_table import Compared, percentile_cells
 from simserve.report.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -302,6 +302,7 @@ def block(name: str) -> str:
 
 
 def main() -> None:
+    """Write all tables anew; with --check, write none and exit with 1 if one is out of date."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     arguments = parser.parse_args()

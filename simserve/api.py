@@ -11,7 +11,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simserve.config.build import Built, build, with_pool_size
-from simserve.config.build_real import estimated_bytes, open_machine
 from simserve.config.dump import dump_config
 from simserve.config.environment import collect
 from simserve.config.executor import Real
@@ -121,6 +120,8 @@ def _run_all(
     only if there is no whole one."""
     opened = None
     if isinstance(loaded.config.executor, Real) and machine is None:
+        from simserve.config.build_real import open_machine
+
         machine = opened = open_machine(loaded)
     loaded = with_pool_size(loaded, machine)
     first_seed = loaded.config.seed
@@ -239,6 +240,8 @@ def _info(loaded: LoadedConfig, built: Built, seed: int, machine: Machine | None
         extra["num_not_sent"] = built.workload.sessions.num_not_sent
     extra |= {f"workload.{name}": count for name, count in sorted(built.workload.counts.items())}
     if machine is not None:
+        from simserve.config.build_real import estimated_bytes
+
         extra |= {f"executor.{name}": fact for name, fact in machine.facts.items()}
         extra["executor.estimated_gpu_memory_bytes"] = estimated_bytes(loaded)
     return RunInfo(

@@ -388,5 +388,4 @@ class GPU:
     bandwidth_bytes_per_s: float
     flops_per_s: Mapping[str, float]
     """Dense matrix FLOP/s by dtype: bfloat16, float16, float8, float32."""
-    num_sms: int
     source: str

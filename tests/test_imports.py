@@ -46,6 +46,17 @@ except SystemExit as exit:
     assert not loaded_by(code) & (HEAVY | {"numpy", "simpy"})
 
 
+def test_a_run_loads_nothing_that_its_configuration_does_not_use() -> None:
+    code = """
+import sys
+from simserve import run
+run({"model": "llama-3-8b", "workload": {"synthetic": {"num_requests": 1}}})
+others = ("config.build_real", "config.build_decoding", "cost.sampling_file", "workload.sessions")
+assert not {f"simserve.{name}" for name in others} & sys.modules.keys()
+"""
+    assert not loaded_by(code) & {"torch", "matplotlib", "rich"}
+
+
 def test_no_module_loads_anything_heavy() -> None:
     names = modules()
     assert "simserve.errors" in names

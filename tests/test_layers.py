@@ -13,6 +13,7 @@ import pytest
 
 TRESPASSERS = {
     "simserve/kv/trespasser.py": "import simserve.sched",
+    "simserve/fidelity/fit/trespasser.py": "import simserve.fidelity.validate",
     "simserve/sched/trespasser.py": "def f():\n    import torch",
     "simserve/cost/trespasser.py": "import simpy",
     "kernels/simserve_kernels/trespasser.py": "import simserve.errors",

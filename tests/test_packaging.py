@@ -56,7 +56,7 @@ def test_wheel_has_one_command(wheel: dict[str, str]) -> None:
     entry_points = wheel[f"simserve-{simserve.__version__}.dist-info/entry_points.txt"]
     assert entry_points.split("\n\n")[0].splitlines() == [
         "[console_scripts]",
-        "simserve = simserve.cli.main:main",
+        "simserve = simserve.cli.entry:main",
     ]
 
 

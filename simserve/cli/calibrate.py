@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simserve.cli.measurement import check_writable, print_table
 from simserve.cli.options import OverrideOption, naming_options
 from simserve.errors import SimserveError
 
 if TYPE_CHECKING:
     from simserve.cost.profile_file import ProfileFile
-    from simserve.fidelity.calibration import Calibration
+    from simserve.fidelity.calibrate.calibration import Calibration
 
 __all__ = ["calibrate"]
 
@@ -60,9 +61,12 @@ def calibrate(
 
     Exit status: 0 done, 2 no GPU, or a configuration that cannot run on it.
     """
-    from simserve.cli.measurement import check_writable
-    from simserve.fidelity.calibrate import gpu_here, measure
-    from simserve.fidelity.calibration import fit_calibration, read_calibration, write_calibration
+    from simserve.fidelity.calibrate.calibration import (
+        fit_calibration,
+        read_calibration,
+        write_calibration,
+    )
+    from simserve.fidelity.calibrate.measure import gpu_here, measure
 
     check_writable(out)
     stem = out.name.removesuffix(".json")
@@ -100,7 +104,7 @@ def _source(model: str, gpu: str, device: str) -> dict[str, object]:
 
 
 def _picture(calibration: Calibration, profile: ProfileFile) -> bytes:
-    from simserve.fidelity.calibration_points import regimes
+    from simserve.fidelity.calibrate.points import regimes
     from simserve.report.calibration_plot import draw_calibration
 
     title = f"{profile.name}: {profile.model} on {profile.measured_on}"
@@ -108,8 +112,7 @@ def _picture(calibration: Calibration, profile: ProfileFile) -> bytes:
 
 
 def _print(calibration: Calibration, profile: ProfileFile) -> None:
-    from simserve.cli.measurement import print_table
-    from simserve.fidelity.fit_report import error_cells
+    from simserve.fidelity.fit.report import error_cells
 
     num_fitted = len(calibration.designed) + len(calibration.traffic)
     typer.echo(f"fitted on {num_fitted:,} steps; errors on {len(calibration.held_out):,} others:")

@@ -46,8 +46,8 @@ def compare(
     option is wrong.
     """
     from simserve.cli.compare_table import print_comparison
-    from simserve.fidelity.compare import compare_results, merge_repetitions
-    from simserve.fidelity.result_source import load_result
+    from simserve.fidelity.compare.comparison import compare_results, merge_repetitions
+    from simserve.fidelity.compare.result_source import load_result
 
     limits = _parse_tolerances(tolerance or [])
     results = merge_repetitions([load_result(path) for path in runs])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from simserve.fidelity.compare import Comparison, Number
+    from simserve.fidelity.compare.comparison import Comparison, Number
 
 __all__ = ["print_comparison"]
 
@@ -58,7 +58,7 @@ def _print_verdict(comparison: Comparison, console: Console) -> None:
 
 def _print_following(comparison: Comparison, console: Console) -> None:
     """Settings of two simulations that nobody may have set."""
-    from simserve.fidelity.one_variable import following_settings
+    from simserve.fidelity.compare.one_variable import following_settings
 
     engines = (comparison.first.engine, comparison.second.engine)
     if not comparison.confounded or not all((one or "").startswith("simserve") for one in engines):

@@ -28,7 +28,7 @@ def conform(
 
     Exit status: 0 all equal, 1 some differ, 2 a file is not a case.
     """
-    from simserve.fidelity.conform import check_case
+    from simserve.fidelity.conform.check import check_case
 
     equal = 0
     for path in cases:

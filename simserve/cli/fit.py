@@ -12,7 +12,7 @@ from simserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from simserve.cost.profile_file import ProfileFile
-    from simserve.fidelity.fit import LoadedLog
+    from simserve.fidelity.logs.loaded_log import LoadedLog
 
 __all__ = ["fit"]
 
@@ -79,15 +79,15 @@ def fit(
 
 def _load(path: Path, facts: Mapping[str, str | None]) -> LoadedLog:
     if path.is_dir():
-        from simserve.fidelity.run_log import load_run
+        from simserve.fidelity.logs.real_run import load_run
 
         return load_run(path)
     if path.suffix == ".json":
-        from simserve.fidelity.forward_results import load_forward_results
+        from simserve.fidelity.logs.forward_results import load_forward_results
 
         return load_forward_results(path, **facts)
-    from simserve.fidelity.fit import load_log
-    from simserve.fidelity.vllm_log import read_vllm_log
+    from simserve.fidelity.logs.loaded_log import load_log
+    from simserve.fidelity.logs.vllm_log import read_vllm_log
 
     return load_log(read_vllm_log(path))
 
@@ -101,8 +101,9 @@ def _fit(
     attention_path: str,
     measured_on: str,
 ) -> ProfileFile:
-    from simserve.fidelity.fit import fit_profile
-    from simserve.fidelity.run_log import RunLog, fit_runs
+    from simserve.fidelity.fit.profile import fit_profile
+    from simserve.fidelity.fit.runs import fit_runs
+    from simserve.fidelity.logs.real_run import RunLog
 
     runs, unseen_runs = ([x for x in logs if isinstance(x, RunLog)] for logs in (fitted, unseen))
     if len(runs) + len(unseen_runs) == len(fitted) + len(unseen):
@@ -120,7 +121,7 @@ def _fit(
 
 
 def _print(profile: ProfileFile) -> None:
-    from simserve.fidelity.fit_report import error_cells
+    from simserve.fidelity.fit.report import error_cells
     from simserve.report.markdown import markdown_table
 
     steps = sum(log.num_steps for log in profile.fitted)

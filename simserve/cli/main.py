@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
+import os
 import signal
 from importlib import import_module
 from types import FrameType
@@ -140,4 +142,7 @@ def main() -> None:
         if signal.getsignal(number) is signal.SIG_DFL:  # not after nohup
             signal.signal(number, _end_as_ctrl_c_does)
     gc.set_threshold(100_000)  # imports make many objects and hardly any garbage
+    atexit.register(gc.freeze)  # nor does the end have to look for it, three times over
+    # Threads of numpy's BLAS spin for 2**26 ticks without work; with this, for 2**4.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     app(prog_name="simserve")

@@ -114,7 +114,7 @@ def _real(real_gpu: bool) -> list[str]:
 
 def _warn_of_compilers(written: Written) -> None:
     """Say so on stderr if steps took long only because something was compiled in them."""
-    from simserve.fidelity.real_gpu import compile_warning
+    from simserve.fidelity.validate.real_gpu import compile_warning
 
     warning = compile_warning(written.directory)
     if warning is not None:
@@ -125,8 +125,8 @@ def _compare(loaded: LoadedConfig, written: Written, quiet: bool) -> None:
     """Simulate what ran, and print how far off that is."""
     from simserve.cli.measurement import print_table
     from simserve.cli.progress import Progress
-    from simserve.fidelity.percentile_table import percentile_cells
-    from simserve.fidelity.real_gpu import validate
+    from simserve.fidelity.validate.percentile_table import percentile_cells
+    from simserve.fidelity.validate.real_gpu import validate
 
     with Progress(enabled=not quiet) as progress:
         validation = validate(loaded, written, progress=progress.update)

@@ -52,11 +52,11 @@ def validate(
     Exit status: 0 all within limits, 1 something is not, 2 a file or an option is wrong.
     """
     from simserve.cli.validate_table import print_validation
-    from simserve.fidelity.judged_logs import group_repeats
-    from simserve.fidelity.timing import profile_timing
-    from simserve.fidelity.tolerances import parse_tolerances
-    from simserve.fidelity.validate import validate_workload
-    from simserve.fidelity.vllm_log import read_vllm_log
+    from simserve.fidelity.logs.vllm_log import read_vllm_log
+    from simserve.fidelity.validate.judged_logs import group_repeats
+    from simserve.fidelity.validate.timing import profile_timing
+    from simserve.fidelity.validate.tolerances import parse_tolerances
+    from simserve.fidelity.validate.workload import validate_workload
 
     limits, scale = parse_tolerances(tolerance or []), _parse_scale(host_scale)
     read = [read_vllm_log(path) for path in logs]

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from simserve.fidelity.validation import Cell, Validation
+    from simserve.fidelity.validate.validation import Cell, Validation
 
 __all__ = ["print_validation"]
 

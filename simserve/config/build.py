@@ -13,7 +13,6 @@ from simserve.config.build_drafts import (
     num_draft_tokens,
     num_lookahead_tokens,
 )
-from simserve.config.build_real import build_real, open_machine
 from simserve.config.build_workload import BuiltWorkload, build_workload
 from simserve.config.executor import (
     Cost,
@@ -25,16 +24,11 @@ from simserve.config.executor import (
     Simulated,
 )
 from simserve.config.loader import LoadedConfig, placed
-from simserve.config.sampling_checks import unpriced
 from simserve.config.scheduler import Scheduler as SchedulerConfig
-from simserve.config.trace_sampling import own_sampling
-from simserve.cost.sampling import SamplingCost
-from simserve.cost.sampling_file import load_sampling
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Inbox
 from simserve.engine.loop import EngineParts
 from simserve.errors import ConfigError, Problem
-from simserve.executor.real.choices import SamplingChoice, SamplingChoices
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.kv.capacity import fit_kv_cache
 from simserve.kv.groups import FullAttention, Group, SlidingWindow
@@ -46,13 +40,10 @@ from simserve.sched.params import SchedulerParams
 from simserve.sched.vllm_async import VllmAsyncScheduler
 
 if TYPE_CHECKING:
+    from simserve.cost.sampling import SamplingCost
     from simserve.executor.real.machine import Machine
 
 __all__ = ["Built", "build", "with_pool_size"]
-
-_SAMPLING_INCLUDED = {"profile": "argmax", "roofline": "greedy"}
-"""By kind of cost: a profile's engine took the likeliest token by torch, and the roofline's output
-head ends with reading all logits once. The others have nothing of it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,6 +190,8 @@ def _real_steps(
     scheduler: Scheduler,
     sink: RowSink | None,
 ) -> _Steps:
+    from simserve.config.build_real import build_real, open_machine
+
     machine = machine or open_machine(loaded)
     cost_model = None
     if config.shadow is not None:
@@ -224,12 +217,10 @@ def _simulated_steps(
             cost_model = _with_residual_noise(cost_model, seed)
     sampling = None
     if config.sampling or workload.names_sampling:
-        own_sampling(loaded, eos_token_ids=None)  # refuses what cannot be
-        not_priced = unpriced(loaded.config, loaded.gpu)
-        warnings += [
-            f"how requests want their tokens chosen is not priced: {one}" for one in not_priced
-        ]
-        sampling = None if not_priced else _sampling(loaded, config, seed)
+        from simserve.config.build_sampling import sampling_cost
+
+        sampling, not_priced = sampling_cost(loaded, config, seed)
+        warnings += not_priced
     executor = SimulatedExecutor(
         cost_model,
         drafter(loaded, seed),
@@ -382,13 +373,3 @@ def _with_residual_noise(cost_model: CostModel, seed: int) -> CostModel:
 
     assert isinstance(cost_model, ProfileCostModel)
     return ResidualNoise(cost_model, seed)
-
-
-def _sampling(loaded: LoadedConfig, config: Simulated, seed: int) -> SamplingCost:
-    choices = [SamplingChoice(one.weight, one.of_request) for one in config.sampling]
-    return SamplingCost(
-        load_sampling(loaded.gpu.name),
-        loaded.model.vocab_size,
-        SamplingChoices(choices, seed).of,
-        included=_SAMPLING_INCLUDED.get(config.cost.kind),
-    )

@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simserve.config import distributions
 from simserve.config import workload as keys
-from simserve.config.build_decoding import build_method
 from simserve.config.executor import Real
 from simserve.config.loader import LoadedConfig
 from simserve.errors import ConfigError, Problem, TraceError
 from simserve.protocols import TokenOutcomes
 from simserve.registry import BUILTINS
 from simserve.workload import arrivals, lengths
-from simserve.workload.groups import Grouped
 from simserve.workload.public import find_trace
-from simserve.workload.ranked import Choice
-from simserve.workload.sessions import (
-    SyntheticSessions,
-    generate_sessions,
-    group_sessions,
-    in_arrival_order,
-)
 from simserve.workload.source import (
     ConcurrencyCap,
     OpenLoop,
@@ -38,6 +29,7 @@ from simserve.workload.source import (
 from simserve.workload.synthetic import RequestClass, SharedPrefix, Synthetic, generate
 
 if TYPE_CHECKING:
+    from simserve.workload.ranked import Choice
     from simserve.workload.trace import Trace
 
 __all__ = ["BuiltWorkload", "build_workload", "says_more", "trace_of"]
@@ -110,8 +102,7 @@ def build_workload(
     if config.max_concurrency is not None:
         built.source = ConcurrencyCap(built.source, config.max_concurrency)
     if built.names_sequences or config.decodings:
-        method = build_method(config, seed, built.sessions is not None, outcomes, built.choices)
-        built.source = Grouped(built.source, method)
+        built.source = _grouped(config, seed, built, outcomes)
         built.shares_prefixes = True
     executor = loaded.config.executor
     if isinstance(executor, Real) and executor.tokens == "sampled":
@@ -121,6 +112,16 @@ def build_workload(
         built.source = OwnSampling(built.source, by_class)
         built.names_sampling = True
     return built
+
+
+def _grouped(
+    config: keys.Workload, seed: int, built: BuiltWorkload, outcomes: TokenOutcomes | None
+) -> Source:
+    from simserve.config.build_decoding import build_method
+    from simserve.workload.groups import Grouped
+
+    method = build_method(config, seed, built.sessions is not None, outcomes, built.choices)
+    return Grouped(built.source, method)
 
 
 def trace_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Trace:
@@ -150,6 +151,7 @@ def trace_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Trace:
 
 
 def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> BuiltWorkload:
+    from simserve.workload.sessions import group_sessions
     from simserve.workload.transform import Transforms
 
     trace = trace_of(loaded, config)
@@ -274,6 +276,12 @@ def _conversations(
     arrival: arrivals.ArrivalProcess,
     seed: int,
 ) -> Source:
+    from simserve.workload.sessions import (
+        SyntheticSessions,
+        generate_sessions,
+        in_arrival_order,
+    )
+
     spec = SyntheticSessions(
         num_sessions=sessions.num_sessions,
         arrival=arrival,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,14 @@ def collect() -> dict[str, Any]:
 
 @cache
 def _version(package: str) -> str | None:
+    """As `importlib.metadata.version`, which would parse each package's whole readme for it."""
     try:
-        return version(package)
+        found = Distribution.from_name(package)
     except PackageNotFoundError:
         return None
+    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+    line = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
+    return line[1] if line else None
 
 
 def _commit() -> str | None:

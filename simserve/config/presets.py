@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simserve.errors import ConfigError, Problem, UnknownNameError, did_you_mean
-from simserve.executor.real.decoder_shape import DecoderShape, decoder_shape
 from simserve.shapes import dtype_bytes
 from simserve.types import GPU, ModelShape
+
+if TYPE_CHECKING:
+    from simserve.executor.real.decoder_shape import DecoderShape
 
 __all__ = ["gpu_names", "load_decoder_shape", "load_gpu", "load_model", "model_names"]
 
@@ -71,6 +73,8 @@ def load_decoder_shape(spec: str | Mapping[str, Any], base_dir: Path | None = No
         UnknownNameError: no preset has this name.
         ConfigError: as `load_model`, and for a model that the real executor does not run.
     """
+    from simserve.executor.real.decoder_shape import decoder_shape
+
     return decoder_shape(*_model(spec, base_dir))
 
 

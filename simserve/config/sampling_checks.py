@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from simserve.config.decoding import BeamSearch
 from simserve.config.executor import Executor, OwnSampling, Real, Sampling
 from simserve.config.model import RunConfig
-from simserve.cost.sampling_file import sampling_gpus
 from simserve.errors import Problem
 from simserve.sampling import RequestSampling
 from simserve.types import GPU, ModelShape
@@ -178,6 +177,8 @@ def no_token_left(
 
 def unpriced(config: RunConfig, gpu: GPU) -> list[str]:
     """Why what the choice of tokens costs is not known."""
+    from simserve.cost.sampling_file import sampling_gpus
+
     found, known = [], sampling_gpus()
     if gpu.name not in known:
         found.append(

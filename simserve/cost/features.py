@@ -80,11 +80,17 @@ def extract(run: StepRun, sliding_window: int | None = None) -> Features:
     pairs: Count = 0
     kv_read: Count = 0
     if num_decodes != num_reqs:
-        others = _not_decodes(num_tokens, starts, num_decodes)
-        decode_starts -= sum([start for _, start in others])
-        prefills = [pair for pair in others if pair[0] > 1]
-        num_prefills, prefill_tokens = len(prefills), sum([n for n, _ in prefills])
-        pairs, kv_read = _prefill_counts(prefills, steps, sliding_window)
+        # Others than decodes mostly stand behind all decodes, which are then passed over at once.
+        first = num_decodes if num_tokens[:num_decodes].count(1) == num_decodes else 0
+        for n, start in zip(num_tokens[first:], starts[first:], strict=True):
+            if n == 1:
+                continue
+            decode_starts -= start
+            if n:
+                num_prefills += 1
+                prefill_tokens += n
+                pairs = pairs + query_key_pairs(start + n * steps, n, sliding_window)
+                kv_read = kv_read + _kv_read(start + n * steps, n, sliding_window)
     if sliding_window is None:
         decode_kv: Count = num_decodes * steps + (decode_starts + num_decodes)
     else:
@@ -101,16 +107,6 @@ def extract(run: StepRun, sliding_window: int | None = None) -> Features:
         num_reqs + drafts,
         num_samples,
     )
-
-
-def _not_decodes(
-    num_tokens: list[int], starts: list[int], num_decodes: int
-) -> list[tuple[int, int]]:
-    """(tokens, start) of the requests that are no decodes. They mostly stand behind all decodes,
-    and then the decodes are passed over at once."""
-    first = num_decodes if num_tokens[:num_decodes].count(1) == num_decodes else 0
-    rest = zip(num_tokens[first:], starts[first:], strict=True)
-    return [(n, start) for n, start in rest if n != 1]
 
 
 def query_key_pairs(start: Any, num_tokens: Any, sliding_window: int | None = None) -> Any:
@@ -148,15 +144,7 @@ def _windowed_decode_kv(plan: StepPlan, steps: Count, window: int) -> Count:
     return total
 
 
-def _prefill_counts(
-    prefills: list[tuple[int, int]], steps: Count, window: int | None
-) -> tuple[Count, Count]:
-    """Query-key pairs, and KV tokens read, of (tokens, start) prefills."""
-    pairs: Count = 0 * steps
-    kv_read: Count = 0 * steps
-    for n, first_start in prefills:
-        start = first_start + n * steps
-        pairs = pairs + query_key_pairs(start, n, window)
-        read = start + n
-        kv_read = kv_read + (read if window is None else _at_most(read, n + window - 1))
-    return pairs, kv_read
+def _kv_read(start: Any, num_tokens: int, window: int | None) -> Any:
+    """KV tokens that a prefill reads."""
+    end = start + num_tokens
+    return end if window is None else _at_most(end, num_tokens + window - 1)

@@ -9,6 +9,7 @@ Method: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -106,12 +107,14 @@ class RooflineCost:
         )
         self._launch_s = model.num_hidden_layers * layer_launch_s
         self._host_step_s, self._host_request_s = host_step_s, host_request_s
+        self._alike = cache(self._alike_decodes)
 
     def price(self, run: StepRun) -> Price:
         """Durations and parts of the steps of a run; a step without tokens costs 0."""
-        num_tokens = run.plan.num_tokens
-        if run.count > 1 and self._window is None and 0 < num_tokens.count(1) == len(num_tokens):
-            return self._price_decodes(extract(StepRun(run.plan)), run.count)
+        plan, num_reqs = run.plan, len(run.plan.num_tokens)
+        alone = 0 < num_reqs == plan.num_tokens.count(1)
+        if alone and self._window is None and not plan.draft_tokens:
+            return self._price_decodes(num_reqs, num_reqs + sum(plan.starts), run.count)
         features = extract(run, self._window)
         if features.num_tokens == 0:
             return Price([0.0] * run.count, dict.fromkeys(PARTS, 0.0))
@@ -121,18 +124,31 @@ class RooflineCost:
         total, parts = self._columns(features, np.maximum)
         return Price(total.tolist(), parts)
 
-    def _price_decodes(self, f: Features, count: int) -> Price:
-        """Steps in which all decode differ in what they attend to, each by a token more."""
-        _, parts = self._columns(f, max)
-        rest = parts["linear_s"] + parts["lm_head_s"] + parts["launch_s"] + parts["host_s"]
-        pair_s, kv_s, queries_s = self._pair_s, self._kv_s, self._query_s * f.num_decodes
-        first, n = int(f.decode_kv_tokens), f.num_decodes
+    def _price_decodes(self, num_reqs: int, kv_tokens: int, count: int) -> Price:
+        """Steps in which all decode differ in what they attend to, each by a token more.
+
+        `kv_tokens` is what they attend to in the first of them.
+        """
+        alike, rest = self._alike(num_reqs)
+        pair_s, kv_s, queries_s = self._pair_s, self._kv_s, self._query_s * num_reqs
         # Runs are short: a list is made faster than an array.
         decode = [
-            max(pair_s * kv, kv_s * kv + queries_s) for kv in range(first, first + n * count, n)
+            max(pair_s * kv, kv_s * kv + queries_s)
+            for kv in range(kv_tokens, kv_tokens + num_reqs * count, num_reqs)
         ]
+        parts = alike.copy()
+        if count == 1:
+            parts["attention_decode_s"] = decode[0]
+            return Price([decode[0] + rest], parts)
         parts["attention_decode_s"] = np.array(decode)
         return Price([seconds + rest for seconds in decode], parts)
+
+    def _alike_decodes(self, num_reqs: int) -> tuple[dict[str, Any], float]:
+        """The parts of steps of so many decodes, and the sum of those in which they are alike."""
+        n = num_reqs
+        _, parts = self._columns(Features(n, n, n, n, 0, 0, 0, 0, n, n), max)
+        rest = parts["linear_s"] + parts["lm_head_s"] + parts["launch_s"] + parts["host_s"]
+        return parts, rest
 
     def _columns(
         self, f: Features, longer: Callable[[Any, Any], Any]

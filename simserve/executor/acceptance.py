@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -21,6 +22,7 @@ __all__ = ["Accepted", "accepted_as_counted", "accepted_by_position", "read_acce
 Accepted = Callable[[str, int], int]
 """Drafts that are right, given (request id, tokens so far)."""
 
+_RANGE = 2**32
 _KEY = "scheduler.speculative.acceptance_file"
 
 
@@ -32,13 +34,14 @@ def accepted_by_position(probabilities: Sequence[float], seed: int) -> Accepted:
         seed: of the draws.
     """
     key = seed.to_bytes(8, "little")
+    limits = [probability * _RANGE for probability in probabilities]
 
     def accepted(request_id: str, so_far: int) -> int:
-        draws = _draws(key, request_id, so_far, len(probabilities))
-        for i, (draw, probability) in enumerate(zip(draws, probabilities, strict=True)):
-            if draw >= probability:
+        draws = _draws(key, request_id, so_far, len(limits))
+        for i, limit in enumerate(limits):
+            if draws[i] >= limit:
                 return i
-        return len(probabilities)
+        return len(limits)
 
     return accepted
 
@@ -71,14 +74,15 @@ def accepted_as_counted(
         if not among:
             return 0
         (draw,) = _draws(key, request_id, so_far, 1)
-        return among[int(draw * len(among))]
+        return among[int(draw / _RANGE * len(among))]
 
     return accepted
 
 
-def _draws(key: bytes, request_id: str, so_far: int, count: int) -> list[float]:
+def _draws(key: bytes, request_id: str, so_far: int, count: int) -> tuple[int, ...]:
+    """Numbers from 0 to `_RANGE` - 1."""
     stream = hashlib.shake_128(key + f"{so_far}:{request_id}".encode()).digest(4 * count)
-    return [int.from_bytes(stream[4 * i : 4 * i + 4], "little") / 2**32 for i in range(count)]
+    return struct.unpack(f"<{count}I", stream)
 
 
 def read_acceptance(path: Path, num_speculative_tokens: int, seed: int) -> Accepted:

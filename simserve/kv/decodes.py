@@ -151,15 +151,17 @@ class PagedDecodes:
         wanted = self._blocks.chain(self._blocks.held_by(head))
         (blocks,) = hit.blocks
         is_whole = len(blocks) == min((head.num_tokens - 1) // self._size, wanted.num_blocks)
-        if not is_whole and any(
-            self._may_commit(member.held, len(blocks), wanted) for member in self._members.values()
-        ):
+        if not is_whole and self._may_be_committed(wanted, len(blocks)):
             return None
         unused = blocks[pool.ref_counts[blocks] == 0]
         return pool.free_queue.num_before(unused) if len(unused) else pool.num_free_blocks
 
-    def _may_commit(self, held: Held, block: int, wanted: Chain) -> bool:
+    def _may_be_committed(self, wanted: Chain, block: int) -> bool:
         """Whether a request goes on to complete the block that `wanted` has in this place."""
+        identity = wanted.at(block)
+        held = identity[0].committer
+        if held is None:
+            return False
         own = self._blocks.chain(held)
         done = (held.request.num_computed_tokens - held.ahead) // self._size
-        return own.num_blocks > block >= done and own.at(block) == wanted.at(block)
+        return own.num_blocks > block >= done and own.at(block) == identity

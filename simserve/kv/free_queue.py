@@ -23,12 +23,11 @@ class FreeQueue:
 
     def __init__(self, num_gpu_blocks: int) -> None:
         """Queue blocks 1 ... num_gpu_blocks - 1 in that order; block 0 is the null block."""
-        self._log = np.zeros(2 * num_gpu_blocks + 64, dtype=np.int64)
+        # 32 bits: a pool may have millions of blocks, and these arrays are kept.
+        self._log = np.zeros(2 * num_gpu_blocks + 64, dtype=np.int32)
         self._log[: num_gpu_blocks - 1] = np.arange(1, num_gpu_blocks)
         self._entries = self._log.data  # the same memory; single entries are read faster so
-        self._places = np.arange(len(self._log))
-        """Numbers of entries: a slice of these is had faster than a new range."""
-        self._position = np.arange(-1, num_gpu_blocks - 1, dtype=np.int64)
+        self._position = np.arange(-1, num_gpu_blocks - 1, dtype=np.int32)
         self._head = 0
         self._tail = self._len = num_gpu_blocks - 1
 
@@ -46,6 +45,10 @@ class FreeQueue:
     @property
     def blocks(self) -> Blocks:
         """The same as an array."""
+        return self._live.astype(np.int64)
+
+    @property
+    def _live(self) -> NDArray[np.int32]:
         live = self._log[self._head : self._tail]
         return live[live > 0]
 
@@ -56,29 +59,28 @@ class FreeQueue:
 
     def popleft_few(self, count: int) -> list[int]:
         """As `popleft_n`, faster for a handful of blocks."""
-        if self._has_tombstones:
-            blocks: list[int] = self.popleft_n(count).tolist()
-            return blocks
         head = self._head
-        self._head = head + count
-        self._len -= count
-        return self._entries[head : head + count].tolist()
+        blocks = self._entries[head : head + count].tolist()
+        if 0 in blocks:
+            blocks = self.popleft_n(count).tolist()
+        else:
+            self._head = head + count
+            self._len -= count
+        return blocks
 
     def popleft_n(self, count: int) -> Blocks:
         """Take `count` blocks from the head; there must be so many."""
         head, width = self._head, count
-        if not self._has_tombstones:
-            self._head = head + count
-            self._len -= count
-            return self._log[head : head + count].copy()
-        while True:
-            live = self._log[head : min(head + width, self._tail)].nonzero()[0]
-            if len(live) >= count:
-                break
-            width *= 2
-        self._head = head + (int(live[count - 1]) + 1 if count else 0)
+        blocks = self._log[head : head + count]
+        if self._has_tombstones and np.count_nonzero(blocks) < count:
+            while len(live := blocks.nonzero()[0]) < count:
+                width *= 2
+                blocks = self._log[head : min(head + width, self._tail)]
+            blocks = blocks[live[:count]]
+            width = int(live[count - 1]) + 1
+        self._head = head + width
         self._len -= count
-        return self._log[head + live[:count]]
+        return blocks.astype(np.int64)
 
     def append_n(self, blocks: Blocks) -> None:
         """Add blocks at the tail, in the order given."""
@@ -87,7 +89,7 @@ class FreeQueue:
             self._compact()
         tail = self._tail
         self._log[tail : tail + count] = blocks
-        self._position[blocks] = self._places[tail : tail + count]
+        self._position[blocks] = np.arange(tail, tail + count, dtype=np.int32)
         self._tail = tail + count
         self._len += count
 
@@ -97,8 +99,7 @@ class FreeQueue:
         self._len -= len(blocks)
 
     def _compact(self) -> None:
-        live = self._log[self._head : self._tail]
-        live = live[live > 0]
+        live = self._live
         self._log[: len(live)] = live
-        self._position[live] = self._places[: len(live)]
+        self._position[live] = np.arange(len(live), dtype=np.int32)
         self._head, self._tail = 0, len(live)

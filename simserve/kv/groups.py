@@ -77,15 +77,14 @@ def find_hit(
 
 def _leading_hit(cached: Cached, chain: Chain, members: Sequence[int], limit: int) -> list[Blocks]:
     """Blocks from the start up to the first that one of the groups lacks."""
-    pieces: list[list[Blocks]] = [[] for _ in members]
+    pieces: list[list[Blocks]] = []
     for stretch, start, stop in chain.between(0, limit):
         views = [cached(stretch, g, start, stop) for g in members]
-        count = min(_leading_nonzero(view) for view in views)
-        for piece, view in zip(pieces, views, strict=True):
-            piece.append(view[:count])
+        count = min(map(_leading_nonzero, views))
+        pieces.append([view[:count] for view in views])
         if count < stop - start:
             break
-    return [_join(piece) for piece in pieces]
+    return [_join(of_group) for of_group in zip(*pieces, strict=True)] or [_join(())] * len(members)
 
 
 def _window_hit(
@@ -136,7 +135,7 @@ def _leading_nonzero(view: Blocks) -> int:
     return int(view.argmin())
 
 
-def _join(pieces: list[Blocks]) -> Blocks:
+def _join(pieces: Sequence[Blocks]) -> Blocks:
     if len(pieces) == 1:
         return pieces[0]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)

@@ -15,7 +15,10 @@ from simserve.kv.groups import Group, SlidingWindow
 from simserve.kv.identity import Chain, IdentityTrie, Stretch
 from simserve.types import Request
 
-__all__ = ["Held", "HeldBlocks", "as_blocks"]
+__all__ = ["FEW_BLOCKS", "Held", "HeldBlocks", "as_blocks"]
+
+FEW_BLOCKS = 8
+"""So many are dealt with one by one; more are quicker as an array."""
 
 
 def as_blocks(table: array[int]) -> Blocks:
@@ -65,7 +68,7 @@ class HeldBlocks:
 
     def get_block_ids(self, request: Request) -> tuple[Sequence[int], ...]:
         """The block table of a request, per KV group: copies."""
-        return tuple([table.tolist() for table in self.held_by(request).tables])
+        return tuple([table[:] for table in self.held_by(request).tables])
 
     def free(self, request: Request) -> None:
         """Give back a request's blocks, last first. The cache keys stay. Idempotent."""
@@ -161,10 +164,13 @@ class HeldBlocks:
                     f"request {held.request.request_id}: block {start} fell out of the sliding "
                     "window before it was complete; the window is shorter than the accepted drafts"
                 )
-            done, blocks = start, as_blocks(table)
+            done = start
             for stretch, first, end in chain.between(start, full_blocks):
                 if stretch.committer is not None and stretch.committer is not held:
                     self.commit_now(stretch.committer)
                 stop = done + end - first
-                self.pool.commit(stretch, first, g, blocks[done:stop])
+                if end - first <= FEW_BLOCKS:
+                    self.pool.commit_few(stretch, first, g, table[done:stop])
+                else:
+                    self.pool.commit(stretch, first, g, as_blocks(table)[done:stop])
                 done = stop

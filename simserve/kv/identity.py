@@ -1,10 +1,11 @@
 """Block identity: equal identities mean equal whole prefixes, as vLLM's chained block hashes do.
 
-An identity is a place in a trie of stretches. A stretch is a run of blocks that hangs below the
-block before it: a block of whatever tokens, and those that follow it inside the segment in which it
-ends. Block i of it is (stretch, i).
-So a prompt of any length is found with one dictionary access per part, not per block, the identity
-is exact (no collisions), and a whole stretch is looked up, committed and evicted as an array.
+An identity is a place in a trie of stretches. A stretch hangs below the block before it and goes on
+as the first request that came there does; where another one leaves it, a stretch of its own hangs
+below the last block that both have. Block i of a stretch is (stretch, i).
+What a stretch holds is told run by run: a block of whatever tokens, and those that follow it inside
+the segment in which it ends. So a prompt is found by its parts, not by its blocks, the identity is
+exact (no collisions), and a whole stretch is looked up, committed and evicted as an array.
 
 A stretch lives while a request, a cached block or a stretch below holds it. Whether a block does is
 only looked at from time to time.
@@ -12,15 +13,16 @@ only looked at from time to time.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from simserve.kv.free_queue import Blocks
-from simserve.segments import Segment, Segments, split_blocks, total_len
+from simserve.segments import Segment, Segments, split_blocks
 from simserve.types import MmItem, TraceRequest
 
 if TYPE_CHECKING:
@@ -29,17 +31,21 @@ if TYPE_CHECKING:
 __all__ = ["Chain", "IdentityTrie", "Stretch"]
 
 _EMPTY: Blocks = np.zeros(0, dtype=np.int64)
+_LONGER = object()
+"""Content of a block that goes on with a segment where the stretch above leaves it."""
 
 
 class Stretch:
-    """Consecutive block identities without a branch inside, and the blocks cached under them."""
+    """Identities of blocks that follow upon one another, and the blocks cached under them."""
 
     __slots__ = (
         "cached",
         "children",
         "committer",
+        "contents",
         "duplicates",
         "key",
+        "lengths",
         "parent",
         "refs",
         "slot",
@@ -49,6 +55,10 @@ class Stretch:
         self.parent = parent
         self.key = key
         self.slot = slot
+        self.contents: list[Hashable] = []
+        """The first block of each run; it stands for those that follow it, too."""
+        self.lengths: list[int] = []
+        """Blocks of each run. Only the last one may become longer."""
         self.refs = 0
         """Requests and stretches below that hold it."""
         self.children: dict[Hashable, Stretch] | None = None
@@ -60,6 +70,29 @@ class Stretch:
         self.committer: Held | None = None
         """A decode that completes blocks here and has not committed all of them yet."""
 
+    def follow(self, contents: list[Hashable], lengths: list[int], at: int) -> tuple[int, int]:
+        """Go along it with a request's runs from `at` on. A new one goes along with them.
+
+        Returns how many blocks they have in common and the run that comes behind these, which may
+        be what is left of a run.
+        """
+        if not self.contents:
+            self.contents, self.lengths = contents[at:], lengths[at:]
+            return sum(self.lengths), len(contents)
+        num_blocks, last = 0, len(self.contents) - 1
+        for i, (content, own) in enumerate(zip(self.contents, self.lengths, strict=True)):
+            if at == len(contents) or contents[at] != content:
+                break
+            wanted = lengths[at]
+            if wanted > own and i < last:
+                contents[at], lengths[at] = _LONGER, wanted - own
+                return num_blocks + own, at
+            num_blocks, at = num_blocks + wanted, at + 1
+            if wanted < own:
+                break
+            self.lengths[i] = wanted
+        return num_blocks, at
+
     def was_cached(self) -> bool:
         """Whether a block was ever cached under one of the identities."""
         return any(map(len, self.cached))
@@ -68,7 +101,7 @@ class Stretch:
         """The group's array of cached blocks, at least `count` long."""
         cached = self.cached[group]
         if len(cached) < count:
-            grown = np.zeros(max(count, 2 * len(cached), 16), dtype=np.int64)
+            grown = np.zeros(min(sum(self.lengths), 4 * count + 64), dtype=np.int64)
             grown[: len(cached)] = cached
             self.cached[group] = cached = grown
         return cached
@@ -101,6 +134,11 @@ class Chain:
 
     def between(self, start: int, stop: int) -> list[tuple[Stretch, int, int]]:
         """(stretch, first index, end index) of blocks `start` ... `stop - 1`, piece by piece."""
+        if start >= stop:
+            return []
+        first, stretch, _ = self.spans[-1]
+        if start >= first:  # most often: what is new comes last
+            return [(stretch, start - first, stop - first)]
         pieces = []
         i = bisect_right(self._firsts, start) - 1
         while start < stop:
@@ -127,8 +165,11 @@ class IdentityTrie:
         """The chain of a request. It holds its stretches until `release`."""
         stretch, first, index = self._root(request), 0, -1
         spans: list[Span] = []
-        for key, count in self._keys(request):
-            stretch = self._child(stretch, index, key)
+        contents, lengths = self._runs(request)
+        at = 0
+        while at < len(contents):
+            stretch = self._child(stretch, index, contents[at])
+            count, at = stretch.follow(contents, lengths, at)
             spans.append(Span(first, stretch, count))
             first, index = first + count, count - 1
         if spans:
@@ -173,23 +214,25 @@ class IdentityTrie:
             root = self._roots[key] = self._new(None, key)
         return root
 
-    def _keys(self, request: TraceRequest) -> Iterator[tuple[Hashable, int]]:
-        """Keys along a request and the blocks each stands for; a partial last block has none."""
+    def _runs(self, request: TraceRequest) -> tuple[list[Hashable], list[int]]:
+        """Contents and lengths of a request's runs; a partial last block has no identity."""
         parts, items = request.prompt + request.output_parts, request.mm_items
         if not items:
-            return self._plain_keys(parts, None)
+            return self._plain_runs(parts, sys.maxsize)
         plain = min(item.offset for item in items) // self._block_size
-        of_items = zip(self._item_keys(parts, plain, items), repeat(1))
-        return chain(self._plain_keys(parts, plain), of_items)
+        contents, lengths = self._plain_runs(parts, plain)
+        contents += self._item_contents(parts, plain, items)
+        return contents, lengths + [1] * (len(contents) - len(lengths))
 
-    def _plain_keys(self, parts: Segments, limit: int | None) -> Iterator[tuple[Hashable, int]]:
-        """Keys along `parts` and the blocks each stands for, at most `limit` blocks.
+    def _plain_runs(self, parts: Segments, left: int) -> tuple[list[Hashable], list[int]]:
+        """Contents and lengths of the runs along `parts`, at most `left` blocks.
 
-        A key is the content of its first block. A block of several segments, or of literal tokens
-        alone, is named by its pieces; one inside a segment by the segment and the place in it.
+        A block of several segments, or of literal tokens alone, is named by its pieces; one inside
+        a segment by that.
         """
         size = self._block_size
-        left = total_len(parts) // size if limit is None else limit
+        contents: list[Hashable] = []
+        lengths: list[int] = []
         pieces: list[tuple[Hashable, ...]] = []
         room = size
         for segment, length in parts:
@@ -198,28 +241,31 @@ class IdentityTrie:
                 pieces.append(_piece(segment, 0, room))
                 offset = room
                 count = 1 if literal else min(1 + (length - offset) // size, left)
-                yield _content(pieces), count
+                contents.append(_content(pieces))
+                lengths.append(count)
                 offset += (count - 1) * size
                 pieces, room, left = [], size, left - count
             if not pieces and (count := min((length - offset) // size, left)):
                 left -= count
                 end = offset + count * size
-                if literal:
-                    for start in range(offset, end, size):
-                        yield _content([_piece(segment, start, size)]), 1
+                if isinstance(segment, tuple):
+                    contents += [(segment[i : i + size],) for i in range(offset, end, size)]
+                    lengths += [1] * count
                 else:
-                    yield (segment, offset), count
+                    contents.append(segment)
+                    lengths.append(count)
                 offset = end
             if not left:
-                return
+                break
             if offset < length:
                 pieces.append(_piece(segment, offset, length - offset))
                 room -= length - offset
+        return contents, lengths
 
-    def _item_keys(
+    def _item_contents(
         self, parts: Segments, first: int, items: tuple[MmItem, ...]
     ) -> Iterator[Hashable]:
-        """Keys of single blocks from block `first` on: the items a block touches belong to it."""
+        """Those of blocks from block `first` on: the items that a block touches belong to it."""
         size = self._block_size
         for number, block in enumerate(islice(split_blocks(parts, size), first, None), first):
             start = number * size

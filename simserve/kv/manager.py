@@ -11,11 +11,14 @@ import numpy as np
 from simserve.kv.decodes import PagedDecodes
 from simserve.kv.free_queue import Blocks, FreeQueue
 from simserve.kv.groups import FullAttention, Group, SlidingWindow, find_hit
-from simserve.kv.held import Held, HeldBlocks, as_blocks
+from simserve.kv.held import FEW_BLOCKS, Held, HeldBlocks, as_blocks
 from simserve.protocols import PrefixHit
 from simserve.types import Request
 
 __all__ = ["PagedKVCacheManager"]
+
+_SHORT_PREFIX = 64
+"""Common blocks are looked for among so many before all are looked at."""
 
 
 class PagedKVCacheManager(HeldBlocks):
@@ -113,8 +116,7 @@ class PagedKVCacheManager(HeldBlocks):
         for group, table in zip(self.groups, tables, strict=True):
             shared = 0
             if isinstance(group, FullAttention) and table and counts.item(table[0]) == num_running:
-                same = counts[as_blocks(table)] == num_running
-                shared = len(table) if same.all() else int(same.argmin())
+                shared = self._num_used_by(num_running, table)
             common.append(shared)
         return tuple(common)
 
@@ -192,6 +194,15 @@ class PagedKVCacheManager(HeldBlocks):
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _num_used_by(self, num_requests: int, table: array[int]) -> int:
+        """Leading blocks of a table that so many requests use."""
+        for end in (_SHORT_PREFIX, len(table)):
+            same = self.pool.ref_counts[as_blocks(table)[:end]] == num_requests
+            first = int(same.argmin())
+            if not same[first]:
+                return first
+        return len(table)
+
     def _allocate(
         self, held: Held, num_blocks: int, hit: PrefixHit | None
     ) -> tuple[Sequence[int], ...] | None:
@@ -206,11 +217,14 @@ class PagedKVCacheManager(HeldBlocks):
                 held.committed[g] = len(blocks)
         new_blocks = []
         for table in held.tables:
-            count = num_blocks - len(table)
-            if count > 0:
-                blocks = self.pool.allocate(count)
-                table.frombytes(blocks.tobytes())
-            new_blocks.append(blocks.tolist() if count > 0 else [])
+            count = max(0, num_blocks - len(table))
+            taken: Sequence[int] = (
+                self.pool.allocate_few(count)
+                if count <= FEW_BLOCKS
+                else array("q", self.pool.allocate(count).tobytes())
+            )
+            table.extend(taken)
+            new_blocks.append(taken)
         return tuple(new_blocks)
 
     def _num_needed(self, held: Held, num_blocks: int, hit: PrefixHit | None) -> int:

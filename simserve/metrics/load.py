@@ -25,7 +25,7 @@ def step_mean(
     if end_s <= start_s:
         return None
     overlap = _overlap(data.steps.start_s, data.steps.end_s, start_s, end_s)
-    return float(values @ overlap) / (end_s - start_s)
+    return float((values * overlap).sum()) / (end_s - start_s)  # as in `quantiles`, without `@`
 
 
 def concurrency(data: RunData, start_s: float, end_s: float) -> float | None:

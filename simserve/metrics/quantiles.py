@@ -1,4 +1,7 @@
-"""Statistics of weighted samples, equal to numpy's on the sample written out in full."""
+"""Statistics of weighted samples, equal to numpy's on the sample written out in full.
+
+Products are added up by `sum`, not by `@`: the last bits of that depend on how many threads it has.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Sample(NamedTuple):
 def mean(sample: Sample) -> float | None:
     """Arithmetic mean; None for an empty sample."""
     size = sample.size
-    return float(sample.values @ sample.weights) / size if size else None
+    return float((sample.values * sample.weights).sum()) / size if size else None
 
 
 def std(sample: Sample) -> float | None:
@@ -43,7 +46,8 @@ def std(sample: Sample) -> float | None:
     center = mean(sample)
     if center is None:
         return None
-    return float(np.sqrt((sample.values - center) ** 2 @ sample.weights / sample.size))
+    squares = (sample.values - center) ** 2 * sample.weights
+    return float(np.sqrt(squares.sum() / sample.size))
 
 
 def percentiles(sample: Sample, asked: Iterable[float]) -> list[float | None]:

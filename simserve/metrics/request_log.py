@@ -152,6 +152,8 @@ class RequestLog:
         self._sessions: list[str | None] = []
         self._groups: list[str | None] = []
         self._group_codes: dict[str, int] = {}
+        self.has_groups = False
+        """Whether some request so far is one of a group."""
         self._reasons: list[str | None] = []
         self._errors: dict[int, str] = {}
         self._classes: dict[str, int] = {}
@@ -160,11 +162,6 @@ class RequestLog:
 
     def __len__(self) -> int:
         return self.num_taken + len(self._ids)
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether some request so far is one of a group."""
-        return bool(self._group_codes)
 
     def add(
         self, request: TraceRequest, prompt_len: int, queued_s: float, common_prefix: int = -1
@@ -189,7 +186,10 @@ class RequestLog:
         place = (request.priority, request.turn)
         group, codes = request.group, self._group_codes
         self._groups.append(group)
-        group_code = -1 if group is None else codes.setdefault(group, len(codes))
+        group_code = -1
+        if group is not None:
+            self.has_groups = True
+            group_code = codes.setdefault(group, len(codes))
         self._numbers.extend((class_code, *lengths, -1, *place, _QUEUED, common_prefix, group_code))
 
     def scheduled(self, request_id: str, time_s: float) -> None:

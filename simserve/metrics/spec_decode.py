@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,8 @@ __all__ = ["SpecDecode"]
 class SpecDecode:
     """Counts of all steps so far. A draft is all draft tokens of one request in one step."""
 
-    num_drafts: int = 0
-    draft_tokens_per_pos: list[int] = field(default_factory=list)
-    """Draft tokens that were verified, by their position in the draft."""
-    reached_per_pos: list[int] = field(default_factory=list)
-    """Those of them before which all were accepted."""
-    accepted_per_pos: list[int] = field(default_factory=list)
+    drafts: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How many drafts had so many tokens verified, and so many of these accepted."""
     draft_s: float = 0.0
     """Time that making drafts took (seconds)."""
 
@@ -34,25 +31,40 @@ class SpecDecode:
         seconds = record.result.parts.get("draft_s")
         if seconds is not None:
             self.draft_s += float(np.sum(seconds))
-        drafted = record.run.plan.draft_tokens
-        if not drafted:
-            return
-        emitted = record.result.num_emitted
-        for request_id, count in zip(record.run.plan.request_ids, emitted, strict=True):
-            if request_id in drafted and count:
-                self._count(len(drafted[request_id]), count - 1)
+        plan = record.run.plan
+        drafted = plan.draft_tokens
+        if drafted:
+            emitted = zip(plan.request_ids, record.result.num_emitted, strict=True)
+            rows = [(name, count) for name, count in emitted if count and name in drafted]
+            self.drafts.update([(len(drafted[name]), count - 1) for name, count in rows])
 
-    def _count(self, num_drafted: int, num_accepted: int) -> None:
-        self.num_drafts += 1
-        reached = min(num_drafted, num_accepted + 1)
-        for counts, upto in (
-            (self.draft_tokens_per_pos, num_drafted),
-            (self.reached_per_pos, reached),
-            (self.accepted_per_pos, num_accepted),
-        ):
-            counts.extend([0] * (num_drafted - len(counts)))
-            for position in range(upto):
-                counts[position] += 1
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that were verified."""
+        return self.drafts.total()
+
+    @property
+    def draft_tokens_per_pos(self) -> list[int]:
+        """Draft tokens that were verified, by their position in the draft."""
+        return self._per_pos(lambda drafted, accepted: drafted)
+
+    @property
+    def reached_per_pos(self) -> list[int]:
+        """Those of them before which all were accepted."""
+        return self._per_pos(lambda drafted, accepted: min(drafted, accepted + 1))
+
+    @property
+    def accepted_per_pos(self) -> list[int]:
+        """Those that were accepted."""
+        return self._per_pos(lambda drafted, accepted: accepted)
+
+    def _per_pos(self, upto: Callable[[int, int], int]) -> list[int]:
+        """How many drafts come to each position, given up to which one each does."""
+        longest = max((drafted for drafted, _ in self.drafts), default=0)
+        return [
+            sum(number for draft, number in self.drafts.items() if position < upto(*draft))
+            for position in range(longest)
+        ]
 
     def summary(self, total_s: float) -> dict[str, Scalar]:
         """Keys of a run's summary; none if nothing was ever drafted.

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -232,47 +233,54 @@ class StepLog:
         results = [record.result for record in recent]
         parts = [result.parts for result in results]
         ends = _joined([result.ends_s for result in results], np.float64)
-        gaps = np.repeat([result.gap_s for result in results], counts)
+        of = np.repeat(np.arange(len(counts)), counts)  # the record that each step is of
+        gaps = _numbers([result.gap_s for result in results], np.float64)[of]
         first = np.cumsum(counts) - counts
         starts = np.concatenate((ends[:1], ends[:-1] + gaps[:-1]))
         starts[first] = [record.start_s for record in recent]
         preempted = np.zeros(len(ends), dtype=np.int64)
         preempted[first] = [len(plan.preempted_ids) for plan in plans]
-        of_plans = {name: np.repeat(values, counts) for name, values in self._of(plans).items()}
+        of_records = {
+            "num_running": [record.num_running for record in recent],
+            "num_waiting": [record.num_waiting for record in recent],
+            **self._of(plans),
+        }
         self._pieces.append(
             StepColumns(
                 first_id=len(self._ends_s),
                 start_s=starts,
                 end_s=ends,
                 parts={
-                    name: _column(parts, counts, name)
+                    name: _column(parts, counts, of, name)
                     for name in dict.fromkeys(chain.from_iterable(parts))
                 },
-                num_running=np.repeat([record.num_running for record in recent], counts),
-                num_waiting=np.repeat([record.num_waiting for record in recent], counts),
                 num_preempted=preempted,
                 num_free_blocks=_joined([record.num_free_blocks for record in recent], np.int64),
                 evicted_cached_blocks=_joined(
                     [record.num_evicted_blocks for record in recent], np.int64
                 ),
                 gauges={
-                    name: np.array([record.gauges[name] for record in recent])
+                    name: _numbers([record.gauges[name] for record in recent], np.int64)
                     for name in recent[0].gauges
                 },
-                **of_plans,
+                admission_stop=self._stop_codes([plan.admission_stop for plan in plans])[of],
                 admission_stops=tuple(self._stops),
+                **{name: _numbers(values, np.int64)[of] for name, values in of_records.items()},
             )
         )
         self._ends_s.frombytes(ends.tobytes())
 
-    def _of(self, plans: Sequence[StepPlan]) -> dict[str, Any]:
-        """Columns that say of every step of a record what its plan says."""
+    def _stop_codes(self, stops: Sequence[str]) -> Column:
+        """The codes of admission stops; unknown ones get the next."""
+        for stop in dict.fromkeys(stops):
+            self._stops.setdefault(stop, len(self._stops))
+        return np.array([self._stops[stop] for stop in stops], dtype=np.int8)
+
+    def _of(self, plans: Sequence[StepPlan]) -> dict[str, list[int]]:
+        """What the plan of a record says of each of its steps."""
         threshold = self._decode_threshold
         num_tokens = [plan.num_tokens for plan in plans]
         lookups = [plan.lookups for plan in plans]
-        stops = [plan.admission_stop for plan in plans]
-        for stop in dict.fromkeys(stops):
-            self._stops.setdefault(stop, len(self._stops))
         return {
             "num_scheduled": list(map(len, num_tokens)),
             "num_tokens": list(map(sum, num_tokens)),
@@ -281,7 +289,6 @@ class StepLog:
             else [sum(n for n in tokens if n <= threshold) for tokens in num_tokens],
             "prefix_cache_queries": [each.queries for each in lookups],
             "prefix_cache_hits": [each.hits for each in lookups],
-            "admission_stop": np.array([self._stops[stop] for stop in stops], dtype=np.int8),
         }
 
 
@@ -292,28 +299,37 @@ def _no_steps() -> StepColumns:
 
 
 def _column(
-    parts: Sequence[Mapping[str, Any]], counts: Sequence[int], name: str
+    parts: Sequence[Mapping[str, Any]], counts: Sequence[int], of: Column, name: str
 ) -> NDArray[np.float64]:
     """Seconds of a part in each step of some records, NaN where a record has no such part.
 
     Raises:
         SimserveError: a part has neither one value a step nor one number for all.
     """
-    seconds = [of_record.get(name, np.nan) for of_record in parts]
+    seconds = [of_record.get(name, nan) for of_record in parts]
     if set(map(type, seconds)) == {float}:
-        return np.repeat(seconds, counts)
-    pieces = [
-        [value] * count if isinstance(value, (float, int)) else value
-        for value, count in zip(seconds, counts, strict=True)
-    ]
-    for piece, count in zip(pieces, counts, strict=True):
-        if len(piece) != count:
+        return _numbers(seconds, np.float64)[of]
+    places = [at for at, value in enumerate(seconds) if not isinstance(value, (float, int))]
+    pieces = [seconds[at] for at in places]
+    for at, piece in zip(places, pieces, strict=True):
+        if len(piece) != counts[at]:
             raise SimserveError(
-                f"part {name} of a step result has {len(piece)} values for {count} steps"
+                f"part {name} of a step result has {len(piece)} values for {counts[at]} steps"
             )
-    return _joined(pieces, np.float64)
+        seconds[at] = nan
+    column = _numbers(seconds, np.float64)[of]
+    if pieces:
+        varies = np.zeros(len(counts), dtype=np.bool_)
+        varies[places] = True
+        column[varies[of]] = np.concatenate(pieces)
+    return column
+
+
+def _numbers(values: Sequence[Any], dtype: type) -> Column:
+    """An array of the values, made faster than `np.array` makes one of a list."""
+    return np.fromiter(values, dtype, len(values))
 
 
 def _joined(pieces: Iterable[Iterable[Any]], dtype: type) -> Column:
     """The values of all pieces."""
-    return np.array(list(chain.from_iterable(pieces)), dtype=dtype)
+    return np.fromiter(chain.from_iterable(pieces), dtype)

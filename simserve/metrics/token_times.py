@@ -54,7 +54,7 @@ class TokenLog:
         Raises:
             SimserveError: a request that is not live yields a token.
         """
-        ones = num_emitted.count(1)
+        ones = num_emitted.count(True)  # 1, too; mostly a plan's `samples`, counted by identity
         emitters = ids if ones == len(ids) else list(compress(ids, num_emitted))
         if ones == len(emitters) and self._single:
             if emitters == self._emitters:

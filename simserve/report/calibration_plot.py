@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simserve.report.style import GRID, INK, dress, looks, png, styled
+from simserve.report.style import GRID, INK, dress, looks, numeral, png, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def _draw_times(axes: Axes, regimes: Sequence[Regime], ends: NDArray[np.float64]
     for number, one in enumerate(regimes):
         _scatter(axes, number, 1e3 * one.measured_s, 1e3 * one.predicted_s, _label(one))
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    axes.yaxis.set_major_formatter(lambda value, _: numeral(value))
     _finish(axes, ends, "Predicted over measured", "predicted (ms)")
     axes.set_ylim(*ends)
 
@@ -92,6 +92,6 @@ def _scatter(axes: Axes, number: int, x: Any, y: Any, label: str | None) -> None
 
 def _finish(axes: Axes, ends: NDArray[np.float64], title: str, ylabel: str) -> None:
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    axes.xaxis.set_major_formatter(lambda value, _: numeral(value))
     axes.set_xlim(*ends)
     dress(axes, title, "measured (ms)", ylabel)

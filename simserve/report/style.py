@@ -25,6 +25,7 @@ __all__ = [
     "legend_below_title",
     "log_ticks",
     "looks",
+    "numeral",
     "png",
     "styled",
 ]
@@ -99,13 +100,22 @@ def legend_below_title(axes: Axes) -> None:
 
 def log_ticks(axes: Axes, which: Literal["x", "y"], sparse: bool) -> None:
     """A logarithmic axis with plain numbers at 1, 2 and 5 of every decade (sparse: at 1)."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0,) if sparse else (1.0, 2.0, 5.0), numticks=30))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_major_formatter(lambda value, _: numeral(value))
+
+
+def numeral(value: float) -> str:
+    """A number as every axis, title and legend writes it.
+
+    >>> numeral(1024.0), numeral(1e6), numeral(0.25)
+    ('1,024', '1,000,000', '0.25')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.6g}"
 
 
 def dress(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
@@ -116,10 +126,16 @@ def dress(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG; equal figures give equal bytes.
+    """The figure as PNG, its ticks as `numeral` has them; equal figures give equal bytes.
 
     A character that the font lacks, in a label of the user's, is drawn as a box.
     """
+    from matplotlib.ticker import ScalarFormatter
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        is_plain = isinstance(axis.get_major_formatter(), ScalarFormatter)
+        if is_plain and max(map(abs, axis.get_view_interval())) >= 1000:
+            axis.set_major_formatter(lambda value, _: numeral(value))
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing", UserWarning)

@@ -15,6 +15,7 @@ from simserve.report.style import (
     legend_below_title,
     log_ticks,
     looks,
+    numeral,
     png,
     styled,
 )
@@ -97,7 +98,7 @@ def _draw_lines(axes: Axes, every: Sequence[Line], metric: str) -> None:
         axes.set_ylim(bottom=0.0)
     places = np.unique(np.concatenate([line.x for line in every]))
     if len(places) <= MAX_TICKS:
-        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.set_xticks(places, [numeral(place) for place in places])
     if len(every) == 1:
         legend_below_title(axes)
     else:
@@ -128,8 +129,8 @@ def draw_heatmap(
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         image = axes.imshow(cells, cmap="Blues", aspect="auto", origin="lower")
-        axes.set_xticks(range(len(xs)), [f"{v:g}" for v in xs])
-        axes.set_yticks(range(len(ys)), [f"{v:g}" for v in ys])
+        axes.set_xticks(range(len(xs)), [numeral(v) for v in xs])
+        axes.set_yticks(range(len(ys)), [numeral(v) for v in ys])
         axes.tick_params(length=0)
         low, high = image.get_clim()
         for (row, place), number in np.ndenumerate(cells):

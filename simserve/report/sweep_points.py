@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.errors import RunDirectoryError, UnknownNameError, did_you_mean
+from simserve.report.style import numeral
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,11 +200,13 @@ def _short(path: list[str], paths: list[list[str]]) -> str:
 def setting(name: str, value: object) -> str:
     """A setting in few words.
 
-    >>> setting("max_num_seqs", 64), setting("scenario", "calm")
-    ('max_num_seqs 64', 'calm')
+    >>> setting("max_num_seqs", 1024), setting("scenario", "calm")
+    ('max_num_seqs 1,024', 'calm')
     """
-    number = f"{value:g}" if isinstance(value, float | np.floating) else str(value)
-    return number if name == "scenario" else f"{name} {number}"
+    text = str(value)
+    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        text = numeral(float(value))
+    return text if name == "scenario" else f"{name} {text}"
 
 
 def grid(table: Table, x: str, y: str, value: str) -> Grid:

@@ -207,8 +207,20 @@ class BaseScheduler:
             self.dissolve_cohort()
         is_sampled = result.num_emitted is plan.samples
         first, finished = self._update_cohort(plan, emitted, is_sampled)
-        num_ended = len(finished)
-        drafted = plan.draft_tokens
+        if first < len(emitted):
+            ended = self._update_each(plan, emitted, first, stops)
+            if ended:
+                finished += ended
+                self.running = [r for r in self.running if r.status is Status.RUNNING]
+        if result.draft_tokens is not None:
+            self._take_drafts(result.draft_tokens)
+        return StepOutput(emitted, finished)
+
+    def _update_each(
+        self, plan: StepPlan, emitted: list[int], first: int, stops: Mapping[str, int] | None
+    ) -> list[Request]:
+        """Tokens of the requests from row `first` on, one by one; who ended."""
+        drafted, finished = plan.draft_tokens, []
         for i, request in enumerate(map(self.requests.get, plan.request_ids[first:]), first):
             if request is None:
                 emitted[i] = 0
@@ -229,11 +241,7 @@ class BaseScheduler:
                 if num_tokens >= room:
                     finished.append(request)
                     self._finish_with_all(request, status)
-        if len(finished) > num_ended:
-            self.running = [r for r in self.running if r.status is Status.RUNNING]
-        if result.draft_tokens is not None:
-            self._take_drafts(result.draft_tokens)
-        return StepOutput(emitted, finished)
+        return finished
 
     def _update_cohort(
         self, plan: StepPlan, emitted: list[int], is_sampled: bool

@@ -6,11 +6,8 @@ is decided without looking at any.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
-
-import numpy as np
 
 from simserve.protocols import Decodes, Grown
 from simserve.types import Pace, Request, StepPlan
@@ -35,7 +32,7 @@ class Cohort:
         self._pace = Pace()
         self.ids: list[str] = []
         """Their requests' ids."""
-        self._offsets = array("q")
+        self._offsets: list[int] = []
         """Computed tokens of each, less the steps scheduled."""
         self._ends: list[tuple[int, int, Request]] = []
         """Heap: (updates after which it ends, order of joining, request)."""
@@ -66,13 +63,13 @@ class Cohort:
         new_blocks = self._decodes.take_slots()
         if new_blocks is None:
             return False
-        count, pace = len(self.ids), self._pace
+        count, scheduled = len(self.ids), self._pace.scheduled
         plan.request_ids = self.ids.copy()
-        plan.starts = (np.frombuffer(self._offsets, np.int64) + pace.scheduled).tolist()
+        plan.starts = [offset + scheduled for offset in self._offsets]
         plan.num_tokens = [1] * count
         plan.samples = [True] * count
         plan.new_blocks = new_blocks
-        pace.scheduled += 1
+        self._pace.scheduled = scheduled + 1
         return True
 
     def expect_token(self) -> None:
@@ -119,5 +116,5 @@ class Cohort:
             self._decodes.remove(request)
             request.leave()
         self.ids.clear()
-        self._offsets = array("q")
+        self._offsets.clear()
         self._ends.clear()

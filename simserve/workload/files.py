@@ -75,12 +75,28 @@ def text_lines(path: Path, log: RowLog) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
+def _once(pairs: list[tuple[str, object]]) -> Record:
+    """An object, each of whose keys stands there once."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRow(twice, "stands there twice", "duplicate_key")
+    return record
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+
+
 def json_records(path: Path, log: RowLog) -> Iterator[tuple[int, Record]]:
     """(line number, object) of each line of a JSON-lines file. Broken lines are bad rows."""
     for number, line in text_lines(path, log):
         log.num_rows += 1
         try:
-            value = json.loads(line)
+            value = _DECODER.decode(line)
+        except BadRow as error:
+            log.bad(number, error)
+            continue
         except (ValueError, RecursionError) as error:
             what = getattr(error, "msg", None) or "nested too deeply or a number too long"
             log.bad(number, BadRow("row", f"is broken JSON ({what})", "broken_json"))

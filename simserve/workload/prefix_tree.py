@@ -49,13 +49,15 @@ class PrefixTree:
                 break
             left -= length
             part = hash((place, segment))
-            seen = longest.get(part, 0)
+            place = part + length
             if known:
-                found += length if length < seen else seen
-                known = length <= seen
-            if length > seen:
-                longest[part] = length
-            place = hash((part, length))
+                seen = longest.get(part, 0)
+                if length <= seen:
+                    found += length
+                    continue
+                found += seen
+                known = False  # nor is anything that follows
+            longest[part] = length
         return found if found < prompt_len else prompt_len
 
     def _pieces(self, parts: Segments) -> Segments | Iterator[Part]:

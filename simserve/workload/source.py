@@ -7,14 +7,19 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from simserve.errors import TraceError
 from simserve.protocols import Workload
 from simserve.types import TraceRequest, output_segment
-from simserve.workload.sessions import Session
+
+if TYPE_CHECKING:
+    from simserve.workload.sessions import Session
 
 __all__ = ["ConcurrencyCap", "OpenLoop", "OwnOutputs", "OwnSampling", "Sessions", "Source"]
+
+_LATEST_S = 1e12
+"""As for every time in a configuration: much later, a clock cannot tell how long a step is."""
 
 
 class Source(Workload, Protocol):
@@ -27,10 +32,10 @@ class Source(Workload, Protocol):
 
 def _check_arrival(request: TraceRequest, previous: TraceRequest | None) -> None:
     arrival_s = request.arrival_s
-    if not (math.isfinite(arrival_s) and arrival_s >= 0):
+    if not 0.0 <= arrival_s <= _LATEST_S:
         raise TraceError(
-            f"request '{request.request_id}': arrival_s: must be a finite number of seconds "
-            f"of at least 0, got {arrival_s}"
+            f"request '{request.request_id}': arrival_s: must be from 0 to {_LATEST_S:g} seconds, "
+            f"got {arrival_s:g}; is the rate, or the trace's unit of time, the one that is meant?"
         )
     if previous is not None and arrival_s < previous.arrival_s:
         raise TraceError(
@@ -45,7 +50,7 @@ class OpenLoop:
     Reads one request ahead and holds no more.
 
     Raises (from the constructor and from `take`):
-        TraceError: an arrival is not finite, negative, or earlier than the one before.
+        TraceError: an arrival is not from 0 to 1e12 s, or earlier than the one before.
     """
 
     def __init__(self, requests: Iterable[TraceRequest], num_requests: int | None = None) -> None:
@@ -91,7 +96,7 @@ class Sessions:
     sent, nor are those after it; `num_not_sent` counts them.
 
     Raises (from the constructor and from `take`):
-        TraceError: a first arrival is not finite, negative or earlier than that of the session
+        TraceError: a first arrival is not from 0 to 1e12 s, or earlier than that of the session
             before; a later turn's parent is not earlier in its session; a bad think time.
     """
 

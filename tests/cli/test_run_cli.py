@@ -292,6 +292,23 @@ def test_help_lists_all_commands_and_imports_none() -> None:
     assert not heavy & set(loaded.split())
 
 
+def test_ctrl_c_is_quiet_while_the_command_line_is_imported() -> None:
+    code = """
+import os, signal, sys
+
+class CtrlC:
+    def find_spec(name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC)
+from simserve.cli.entry import main
+main()
+"""
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str) -> None:
     outcome = invoke(name, "--help")

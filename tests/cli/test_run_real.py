@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from simserve import api
 from simserve.cli.main import app
-from simserve.fidelity import real_gpu
-from simserve.fidelity.percentile_table import Compared
+from simserve.fidelity.validate import real_gpu
+from simserve.fidelity.validate.percentile_table import Compared
 
 CONFIG = """
 model: llama-3.1-8b

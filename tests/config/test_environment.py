@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,3 +38,9 @@ def test_a_checkout_goes_by_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(environment, "_git", lambda root, word, *_: answers[word])
     monkeypatch.setattr(simserve, "__file__", str(tmp_path / "simserve" / "__init__.py"))
     assert environment.collect()["commit"] == "4567def+"
+
+
+def test_versions_are_those_of_the_packages() -> None:
+    packages = environment.collect()["packages"]
+    assert {"numpy", "pyarrow", "pyyaml"} <= packages.keys()
+    assert packages == {name: version(name) for name in packages}

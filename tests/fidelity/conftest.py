@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simserve.fidelity.vllm_log import StepLog, parse_vllm_log, read_vllm_log
+from simserve.fidelity.logs.vllm_log import StepLog, parse_vllm_log, read_vllm_log
 
 LOGS = Path(__file__).parents[1] / "data" / "vllm_logs"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in LOGS.glob("*.json.gz"))

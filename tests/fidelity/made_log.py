@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from simserve.executor.simulated import SimulatedExecutor
-from simserve.fidelity.log_run import simulate_log
-from simserve.fidelity.vllm_log import StepLog, parse_vllm_log
+from simserve.fidelity.logs.vllm_log import StepLog, parse_vllm_log
+from simserve.fidelity.replay.log_run import simulate_log
 from simserve.protocols import CostModel, Price
 from simserve.types import StepOutput, StepPlan, StepRun, TraceRequest
 

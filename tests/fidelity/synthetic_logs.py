@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.cost.step_work import NO_FACTORS
-from simserve.fidelity.fit import VLLM_GRAPHS, LoadedLog
-from simserve.fidelity.fit_host import engine_seconds
-from simserve.fidelity.fit_step import predict
-from simserve.fidelity.observations import Observations
+from simserve.fidelity.fit.host import engine_seconds
+from simserve.fidelity.fit.profile import VLLM_GRAPHS
+from simserve.fidelity.fit.step import predict
+from simserve.fidelity.logs.loaded_log import LoadedLog
+from simserve.fidelity.logs.observations import Observations
 
 Counts = NDArray[np.int64]
 

@@ -20,19 +20,20 @@ from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import Graphs, ProfileFile, load_profile
 from simserve.cost.step_model import COEFFICIENTS
 from simserve.errors import SimserveError
-from simserve.fidelity import calibrate, executor_facts
-from simserve.fidelity.calibration import (
+from simserve.fidelity.calibrate import measure
+from simserve.fidelity.calibrate.calibration import (
     Calibration,
     fit_calibration,
     predicted_s,
     read_calibration,
     write_calibration,
 )
-from simserve.fidelity.calibration_design import Limits, design, traffic
-from simserve.fidelity.calibration_points import regimes
-from simserve.fidelity.fit_host import engine_seconds
-from simserve.fidelity.fit_step import predict
-from simserve.fidelity.step_watch import MeasuredSteps, StepWatch
+from simserve.fidelity.calibrate.design import Limits, design, traffic
+from simserve.fidelity.calibrate.points import regimes
+from simserve.fidelity.fit.host import engine_seconds
+from simserve.fidelity.fit.step import predict
+from simserve.fidelity.logs import executor_facts
+from simserve.fidelity.logs.step_watch import MeasuredSteps, StepWatch
 from simserve.report.calibration_plot import draw_calibration
 from simserve.types import StepPlan, StepResult, StepRun, TraceRequest
 
@@ -138,15 +139,15 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfileFile, Calibr
         return built
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrate, "open_machine", lambda loaded: FakeMachine())
-        patch.setattr(calibrate, "build", build_known)
+        patch.setattr(measure, "open_machine", lambda loaded: FakeMachine())
+        patch.setattr(measure, "build", build_known)
         patch.setattr(executor_facts, "graphs", lambda facts, *most: GRAPHS)
         source = {
             "model": "llama-3.1-8b",
             "executor": {"kind": "real"},
             "scheduler": {"max_num_seqs": 256},
         }
-        return profile, calibrate.measure(source, time_limit_s=0.0)
+        return profile, measure.measure(source, time_limit_s=0.0)
 
 
 def test_known_coefficients_come_back(known: tuple[ProfileFile, Calibration]) -> None:
@@ -349,7 +350,7 @@ def invoke(*arguments: str) -> Any:
 
 
 def test_no_gpu_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(calibrate, "collect", lambda: {"gpu": None})
+    monkeypatch.setattr(measure, "collect", lambda: {"gpu": None})
     outcome = invoke("--out", str(tmp_path / "p.json"))
     assert outcome.exit_code == 2
     assert outcome.stderr.startswith("no GPU was found here: say with --gpu")
@@ -357,8 +358,8 @@ def test_no_gpu_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_the_gpu_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "collect", lambda: {"gpu": "NVIDIA H200, 580.159.04"})
-    assert calibrate.gpu_here() == "h200"
+    monkeypatch.setattr(measure, "collect", lambda: {"gpu": "NVIDIA H200, 580.159.04"})
+    assert measure.gpu_here() == "h200"
 
 
 def test_a_tiny_model_is_calibrated_on_a_cpu(tmp_path: Path) -> None:

@@ -14,10 +14,15 @@ from typer.testing import CliRunner
 import simserve
 from simserve.cli.main import app
 from simserve.errors import RunDirectoryError
-from simserve.fidelity.compare import Number, NumberRow, compare_results, merge_repetitions
-from simserve.fidelity.one_variable import differing_settings, missing_facts
-from simserve.fidelity.result_source import Result, load_result
-from simserve.fidelity.step_shapes import StepShapes, first_difference, shape_rows
+from simserve.fidelity.compare.comparison import (
+    Number,
+    NumberRow,
+    compare_results,
+    merge_repetitions,
+)
+from simserve.fidelity.compare.one_variable import differing_settings, missing_facts
+from simserve.fidelity.compare.result_source import Result, load_result
+from simserve.fidelity.compare.step_shapes import StepShapes, first_difference, shape_rows
 from tests.fidelity.conftest import LOGS, write
 
 CONFIG: dict[str, Any] = {

@@ -13,9 +13,12 @@ from simserve.cli.main import app
 from simserve.cost.profile_file import ProfileFile, load_profile
 from simserve.cost.step_model import COEFFICIENTS
 from simserve.errors import TraceError
-from simserve.fidelity.fit import LoadedLog, Prices, fit_profile, load_log, step_errors_of
-from simserve.fidelity.least_squares import fit_bounded, fit_non_negative
-from simserve.fidelity.vllm_log import read_vllm_log
+from simserve.fidelity.fit.least_squares import fit_bounded, fit_non_negative
+from simserve.fidelity.fit.prices import Prices
+from simserve.fidelity.fit.profile import fit_profile
+from simserve.fidelity.fit.residuals import step_errors_of
+from simserve.fidelity.logs.loaded_log import LoadedLog, load_log
+from simserve.fidelity.logs.vllm_log import read_vllm_log
 from tests.fidelity.synthetic_logs import synthetic_log
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,8 @@ from simserve.cli.main import app
 from simserve.cost.profile_file import load_profile
 from simserve.errors import TraceError
 from simserve.executor.real.bench.step_cases import parse_step_case
-from simserve.fidelity.fit import Prices
-from simserve.fidelity.forward_results import load_forward_results
+from simserve.fidelity.fit.prices import Prices
+from simserve.fidelity.logs.forward_results import load_forward_results
 
 SHAPES = (
     *(f"{n}*1@{k}" for n in (1, 8, 64, 256) for k in (128, 2048, 8192) if n * k < 10**6),

@@ -9,10 +9,10 @@ from simserve.cost.features import extract
 from simserve.cost.profile_file import Graphs
 from simserve.cost.step_model import Path as KernelPath
 from simserve.cost.step_work import step_work
-from simserve.fidelity.fit import VLLM_GRAPHS
-from simserve.fidelity.log_plans import log_plans
-from simserve.fidelity.observations import observe, split_by_path
-from simserve.fidelity.vllm_log import StepLog
+from simserve.fidelity.fit.profile import VLLM_GRAPHS
+from simserve.fidelity.logs.log_plans import log_plans
+from simserve.fidelity.logs.observations import observe, split_by_path
+from simserve.fidelity.logs.vllm_log import StepLog
 from simserve.types import StepRun
 
 

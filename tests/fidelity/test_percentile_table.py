@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import simserve
-from simserve.fidelity.percentile_table import percentile_cells, percentile_rows
+from simserve.fidelity.validate.percentile_table import percentile_cells, percentile_rows
 
 
 def small_run(base_s: float) -> simserve.RunResult:

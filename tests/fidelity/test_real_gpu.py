@@ -14,8 +14,8 @@ from simserve.api import Written, run
 from simserve.config.dump import dump_config
 from simserve.config.executor import FormulaCost, RooflineCost, Simulated
 from simserve.config.loader import LoadedConfig, load_config
-from simserve.fidelity.percentile_table import percentile_rows
-from simserve.fidelity.real_gpu import compile_warning, simulated_twin, validate
+from simserve.fidelity.validate.percentile_table import percentile_rows
+from simserve.fidelity.validate.real_gpu import compile_warning, simulated_twin, validate
 from simserve.metrics.arrow import numbers
 from simserve.metrics.rundir import read_run
 

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from simserve.cli.main import app
 from simserve.errors import SimserveError, TraceError
-from simserve.fidelity.conform import check_case
-from simserve.fidelity.log_plans import log_plans
-from simserve.fidelity.log_run import check_replay, replay_log
-from simserve.fidelity.measured import METRICS, STATISTICS, measured_log, measured_run
-from simserve.fidelity.plans import PlanCheck
-from simserve.fidelity.vllm_log import StepLog, parse_vllm_log, read_vllm_log
+from simserve.fidelity.conform.check import check_case
+from simserve.fidelity.logs.log_plans import log_plans
+from simserve.fidelity.logs.measured import METRICS, STATISTICS, measured_log, measured_run
+from simserve.fidelity.logs.vllm_log import StepLog, parse_vllm_log, read_vllm_log
+from simserve.fidelity.replay.log_run import check_replay, replay_log
+from simserve.fidelity.replay.plans import PlanCheck
 from simserve.types import StepOutput, StepPlan
 from tests.fidelity.conftest import LOGS, NAMES, write
 from tests.fidelity.made_log import HostCost, made_log, poisson

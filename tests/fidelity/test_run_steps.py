@@ -19,9 +19,9 @@ from simserve.config.loader import load_config
 from simserve.cost.profile_file import load_profile
 from simserve.engine.simulation import simulate
 from simserve.errors import RunDirectoryError
-from simserve.fidelity.observations import Observations
-from simserve.fidelity.run_steps import measured_steps
-from simserve.fidelity.step_watch import PARTS, StepWatch
+from simserve.fidelity.logs.observations import Observations
+from simserve.fidelity.logs.run_steps import measured_steps
+from simserve.fidelity.logs.step_watch import PARTS, StepWatch
 from simserve.metrics.rundir import read_run
 from simserve.metrics.tables import requests_table, steps_table
 from simserve.types import StepResult, StepRun
@@ -75,6 +75,8 @@ def test_counts_are_those_of_the_plans() -> None:
         columns = getattr(found.steps, name), getattr(expected.steps, name)
         assert columns[0] == pytest.approx(columns[1]), name
     assert found.host_s == pytest.approx(expected.host_s)
+    assert found.heat == pytest.approx(expected.heat)
+    assert found.heat.max() > 0
     assert found.steps.num_prefills.max() > 1
     assert found.steps.prefill_pairs.sum() > 0
 
@@ -82,11 +84,13 @@ def test_counts_are_those_of_the_plans() -> None:
 def test_steps_of_preempted_requests_are_left_out() -> None:
     watch, requests, steps = _run("kv_cache.num_gpu_blocks=20")
     assert sum(requests["num_preemptions"].to_pylist()) > 0
-    expected, found = watch.measured().steps, measured_steps(requests, steps).steps
+    watched, explained = watch.measured(), measured_steps(requests, steps)
+    expected, found = watched.steps, explained.steps
     assert 0 < len(found) < len(expected)
     rows = [list(expected.duration_s).index(pytest.approx(one)) for one in found.duration_s]
     for name in COUNTS:
         assert getattr(found, name).tolist() == getattr(expected, name)[rows].tolist(), name
+    assert explained.heat == pytest.approx(watched.heat[rows])
 
 
 def test_a_simulated_run_is_refused(tmp_path: Path) -> None:
@@ -130,6 +134,7 @@ def test_a_real_run_is_fitted(tmp_path: Path) -> None:
     steps = read_run(tmp_path / "run").steps
     assert 0.9 * len(steps) < profile.fitted[0].num_steps <= len(steps)
     assert profile.coefficients["inputs_step_s"] > 0
+    assert profile.clock is not None
     again = CliRunner().invoke(
         app, ["fit", str(tmp_path / "run"), str(LOG), "--model", "x", "--out", str(out)]
     )

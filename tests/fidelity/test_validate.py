@@ -15,19 +15,24 @@ from typer.testing import CliRunner
 import simserve
 from simserve.cli.main import app
 from simserve.errors import ConfigError, TraceError
-from simserve.fidelity.attribution import priced_plans
-from simserve.fidelity.divergence import explain
-from simserve.fidelity.judged_logs import group_repeats
-from simserve.fidelity.log_run import replay_log, simulate_log
-from simserve.fidelity.measured import measured_log
-from simserve.fidelity.plans import PlanCheck
-from simserve.fidelity.saturation import NEAR_SATURATION, ScaledCost, ttft_elasticity
-from simserve.fidelity.step_errors import SLOWER_HOST, StepError, errors_by_regime, price_log
-from simserve.fidelity.timing import profile_timing
-from simserve.fidelity.tolerances import BLIND, HOST_KNOWN, LIMITS, parse_tolerances
-from simserve.fidelity.validate import Timing, validate_workload
-from simserve.fidelity.validation import Cell, Validation
-from simserve.fidelity.vllm_log import StepLog
+from simserve.fidelity.logs.measured import measured_log
+from simserve.fidelity.logs.vllm_log import StepLog
+from simserve.fidelity.replay.log_run import replay_log, simulate_log
+from simserve.fidelity.replay.plans import PlanCheck
+from simserve.fidelity.validate.attribution import priced_plans
+from simserve.fidelity.validate.divergence import explain
+from simserve.fidelity.validate.judged_logs import group_repeats
+from simserve.fidelity.validate.saturation import NEAR_SATURATION, ScaledCost, ttft_elasticity
+from simserve.fidelity.validate.step_errors import (
+    SLOWER_HOST,
+    StepError,
+    errors_by_regime,
+    price_log,
+)
+from simserve.fidelity.validate.timing import profile_timing
+from simserve.fidelity.validate.tolerances import BLIND, HOST_KNOWN, LIMITS, parse_tolerances
+from simserve.fidelity.validate.validation import Cell, Validation
+from simserve.fidelity.validate.workload import Timing, validate_workload
 from simserve.protocols import Price
 from simserve.types import StepRun
 from tests.fidelity.conftest import LOGS
@@ -318,7 +323,7 @@ def test_a_late_divergence_is_explained_by_who_was_there(log: StepLog) -> None:
 
 
 def _difference_at(log: StepLog, step: int) -> Any:
-    from simserve.fidelity.plans import PlanDifference
+    from simserve.fidelity.replay.plans import PlanDifference
 
     return PlanDifference(step, log.steps.rows(step), (), (), ())
 

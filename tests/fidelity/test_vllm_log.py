@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from simserve.errors import TraceError
-from simserve.fidelity.log_plans import log_plans
-from simserve.fidelity.vllm_log import StepLog, parse_vllm_log, preset_in, read_vllm_log
+from simserve.fidelity.logs.log_plans import log_plans
+from simserve.fidelity.logs.vllm_log import StepLog, parse_vllm_log, preset_in, read_vllm_log
 from simserve.types import Kind
 from tests.fidelity.conftest import write
 

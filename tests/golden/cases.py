@@ -6,8 +6,9 @@ from pathlib import Path
 
 from simserve.cost.formula import FormulaCost
 from simserve.engine.inbox import Abort, Reset
-from simserve.fidelity import conform
-from simserve.fidelity.cases import Case, case_requests, check_case_keys, load_document
+from simserve.fidelity.conform import check
+from simserve.fidelity.conform.cases import Case, case_requests, check_case_keys
+from simserve.fidelity.logs.document import load_document
 from tests.engine.rig import Log, World, build
 
 __all__ = ["CASES", "load", "load_case", "world_of"]
@@ -28,8 +29,8 @@ def load(name: str) -> Case:
 def world_of(case: Case, leap: bool, log: Log | None = None) -> World:
     """A world like that of `conform`, but with a log in place of its record."""
     config, workload = case["config"], case["workload"]
-    params = conform._params(config)
-    kv = conform._kv_manager(config)
+    params = check._params(config)
+    kv = check._kv_manager(config)
     return build(
         case_requests(case),
         num_gpu_blocks=config["num_gpu_blocks"],
@@ -38,7 +39,7 @@ def world_of(case: Case, leap: bool, log: Log | None = None) -> World:
         groups=kv.groups,
         drop_last_hit=bool(params.num_lookahead_tokens),
         cost=FormulaCost(*config["cost"]),
-        drafter=conform._drafter(config),
+        drafter=check._drafter(config),
         aborts=[Abort(time_s, str(i)) for time_s, i in workload.get("aborts", ())],
         resets=[Reset(time_s) for time_s in workload.get("resets", ())],
         admit_as_engine=True,

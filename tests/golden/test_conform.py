@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simserve.fidelity import conform
-from simserve.fidelity.cases import Case
+from simserve.fidelity.conform import check
+from simserve.fidelity.conform.cases import Case
 from tests.golden.cases import CASES, load
 
 # Together these hold every key: speculation with pressure, asynchronous with pressure and aborts,
@@ -29,7 +29,7 @@ def recorded(name: str) -> Case:
 
 @cache
 def simulated(name: str) -> Case:
-    return conform.simulate_case(recorded(name))
+    return check.simulate_case(recorded(name))
 
 
 def altered(value: Any) -> Any:
@@ -78,7 +78,7 @@ def test_an_altered_value_is_found(
     original = target[key]
     monkeypatch.setitem(target, key, altered(original))
 
-    difference = conform._first_difference(case, got)
+    difference = check._first_difference(case, got)
 
     where = {"steps": f"step {row}", "requests": f"request {target.get('id')}"}
     assert difference is not None
@@ -92,13 +92,13 @@ def test_a_key_that_is_missing_or_too_many_is_found(key: str) -> None:
     got = simulated("g51")
     row = next(i for i, step in enumerate(case["steps"]) if key in step)
     value = case["steps"][row].pop(key)
-    difference = conform._first_difference(case, got)
+    difference = check._first_difference(case, got)
     assert difference is not None
     assert (difference.where, difference.key, difference.got) == (f"step {row}", key, value)
 
     case = load("g51")
     case["steps"][0]["ts"] = 0.0
-    difference = conform._first_difference(case, got)
+    difference = check._first_difference(case, got)
     assert difference is not None
     assert (difference.where, difference.key) == ("step 0", "ts")
 
@@ -107,10 +107,10 @@ def test_a_key_that_is_missing_or_too_many_is_found(key: str) -> None:
 def test_a_missing_last_row_is_found(part: str) -> None:
     case = load("g44")
     del case[part][-1]
-    assert conform._first_difference(case, simulated("g44")) is not None
+    assert check._first_difference(case, simulated("g44")) is not None
 
 
 def test_only_config_and_workload_are_read() -> None:
     case = load("g44")
     bare = {"format": 1, "config": case["config"], "workload": case["workload"]}
-    assert conform._first_difference(case, conform.simulate_case(bare)) is None
+    assert check._first_difference(case, check.simulate_case(bare)) is None

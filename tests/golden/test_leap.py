@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simserve.fidelity import conform
-from simserve.fidelity.case_record import CaseRecord
-from simserve.fidelity.cases import Case
+from simserve.fidelity.conform import check
+from simserve.fidelity.conform.case_record import CaseRecord
+from simserve.fidelity.conform.cases import Case
 from simserve.kv.manager import PagedKVCacheManager
 from simserve.metrics.recorder import RunRecorder
 from simserve.protocols import StepRecord
@@ -135,8 +135,8 @@ def test_case_conforms_and_leaps_change_nothing(
         records.append(Conforming(*args))
         return records[-1]
 
-    monkeypatch.setattr(conform, "CaseRecord", record)
-    outcome = conform.check_case(path)
+    monkeypatch.setattr(check, "CaseRecord", record)
+    outcome = check.check_case(path)
     assert outcome.difference is None, str(outcome.difference)
     assert outcome.num_steps > 0
     assert outcome.num_requests > 0

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from simserve.fidelity import conform
+from simserve.fidelity.conform import check
 from simserve.types import TraceRequest
 from simserve.workload.groups import Grouped
 from simserve.workload.siblings import ByClass
@@ -49,7 +49,7 @@ def test_recorded_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted.extend(asked_for(requests))
         return Numbered(Grouped(OpenLoop(wanted), ByClass(methods={})))
 
-    monkeypatch.setattr(conform, "OpenLoop", workload)
-    got = conform.simulate_case(case)
-    assert [conform._first_difference(case, got)] == [None]
+    monkeypatch.setattr(check, "OpenLoop", workload)
+    got = check.simulate_case(case)
+    assert [check._first_difference(case, got)] == [None]
     assert len(wanted) < len(case["requests"]) == sum(one.n for one in wanted)

@@ -132,7 +132,10 @@ class PoolMachine(RuleBasedStateMachine):
         for stretch, first, end in sequence.chain.between(start, stop):
             blocks = table[at : at + end - first]
             assert sequence.chain.at(at) == (stretch, first)
-            self.pool.commit(stretch, first, group, np.array(blocks, dtype=np.int64))
+            if data.draw(st.booleans()):
+                self.pool.commit(stretch, first, group, np.array(blocks, dtype=np.int64))
+            else:
+                self.pool.commit_few(stretch, first, group, blocks)
             at += len(blocks)
         assert at == stop
         for index in range(start, stop):

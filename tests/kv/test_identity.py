@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from simserve.kv.identity import Chain, IdentityTrie
+from simserve.segments import Part
 from simserve.types import MmItem, TraceRequest
 from tests.kv.naive import block_keys, trace_requests
 
@@ -81,13 +82,31 @@ def test_blocks_are_equal_where_whole_prefixes_are(requests: list[TraceRequest],
 
 
 def test_long_segments_cost_one_stretch() -> None:
-    """A prompt of a million tokens is one step into the trie, not 62,500."""
+    """A prompt of a million tokens is one step into the trie, not 62,500, and so is its output."""
     request = TraceRequest(
         request_id="r", arrival_s=0.0, prompt=(("system", 10**6),), output_len=10**6
     )
     chain = IdentityTrie(16, num_groups=1).chain(request)
     assert chain.num_blocks == 125_000
-    assert len(chain.spans) == 2
+    assert len(chain.spans) == 1
+
+
+def test_what_leaves_a_stretch_hangs_below_the_last_common_block() -> None:
+    """Sooner, in another segment or in none, or later than the one that came first."""
+    trie = IdentityTrie(4, num_groups=1)
+
+    def spans(*prompt: Part) -> list[tuple[int, int]]:
+        """(stretch, blocks), the stretches numbered as they came."""
+        request = TraceRequest(request_id="r", arrival_s=0.0, prompt=prompt, output_len=0)
+        return [(span.stretch.slot, span.num_blocks) for span in trie.chain(request).spans]
+
+    assert spans(("a", 8), ("b", 8), ("c", 8)) == [(2, 6)]
+    assert spans(("a", 8), ("b", 8), ("d", 8)) == [(2, 4), (3, 2)]
+    assert spans(("a", 8), ("b", 4), ("c", 8)) == [(2, 3), (4, 2)]
+    assert spans(("a", 8), ("b", 16), ("c", 8)) == [(2, 4), (5, 4)]
+    assert spans(("a", 8), ("b", 12), ("c", 4)) == [(2, 4), (5, 1), (6, 1)]
+    assert spans(("a", 8), ("b", 8), ("c", 20)) == [(2, 9)]
+    assert spans(("a", 8), ("b", 8)) == [(2, 4)]
 
 
 def test_identity_does_not_depend_on_hashes_of_numbers() -> None:

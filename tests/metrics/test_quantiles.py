@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,3 +43,26 @@ def test_an_empty_sample_has_no_statistics() -> None:
 
 def test_one_value_is_every_percentile() -> None:
     assert percentiles(Sample.of(np.array([7.0])), [0, 50, 99.9, 100]) == [7.0] * 4
+
+
+MANY = """
+import numpy as np
+from simserve.metrics.quantiles import Sample, mean, std
+rng = np.random.default_rng(0)
+sample = Sample(rng.lognormal(size=50_000), rng.integers(0, 9, size=50_000))
+print(mean(sample).hex(), std(sample).hex())
+"""
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", MANY],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1] != ""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from matplotlib.figure import Figure
 
 from simserve.metrics.options import MetricOptions, RunInfo
 from simserve.metrics.recorder import RunRecorder
@@ -17,6 +18,7 @@ from simserve.metrics.rundir import read_run
 from simserve.protocols import StepRecord
 from simserve.report.activity import MAX_SLICES, Signal, envelope, over_time, reach
 from simserve.report.run_plot import draw_run
+from simserve.report.style import png
 from simserve.types import Kind, Request, StepOutput, StepPlan, StepResult, StepRun, TraceRequest
 
 
@@ -103,6 +105,16 @@ def test_a_picture_has_1600_by_1000_pixels_and_the_same_bytes_every_time(
 ) -> None:
     assert size(picture) == (1600, 1000)
     assert draw_run(toy) == picture
+
+
+def test_thousands_have_commas_and_small_numbers_keep_their_digits() -> None:
+    figure = Figure()
+    large, small = figure.subplots(2)
+    large.plot([0.0, 2000.0])
+    small.plot([0.0, 1.0])
+    png(figure)
+    assert {"0", "1,000", "2,000"} <= {label.get_text() for label in large.get_yticklabels()}
+    assert {"0.0", "0.2", "1.0"} <= {label.get_text() for label in small.get_yticklabels()}
 
 
 def test_a_run_read_back_draws_the_same_picture(

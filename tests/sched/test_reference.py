@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simserve.fidelity.conform import simulate_case
+from simserve.fidelity.conform.check import simulate_case
 from tests.golden.cases import load
 from tests.sched.random_cases import random_case
 from tests.sched.reference import EngineWouldCrash, simulate

@@ -120,6 +120,14 @@ class TestMooncake:
         assert trace.report.dropped_rows["unknown_key"] == (9,)
         assert trace.report.dropped["broken_json"] == 4
 
+    def test_a_key_that_stands_twice_is_refused(self, trace_file: TraceFile) -> None:
+        twice = '{"timestamp": 5, "input_length": 16, "output_length": 2, "output_length": 3}'
+        with pytest.raises(TraceError, match=r":1: output_length: stands there twice"):
+            open_trace(trace_file(twice)).requests()
+        trace = open_trace(trace_file(twice + "\n" + lines(mooncake(0, 16))), on_bad_row="drop")
+        assert len(list(trace.requests())) == 1
+        assert trace.report.dropped["duplicate_key"] == 1
+
     def test_a_misspelt_key_is_refused_and_a_foreign_one_told(self, trace_file: TraceFile) -> None:
         with pytest.raises(TraceError, match=r"input_lenght: unknown key \(did you mean 'input_l"):
             open_trace(trace_file(lines(mooncake(0, 16, input_lenght=3)))).requests()

@@ -81,7 +81,7 @@ def test_open_loop_reads_one_request_ahead() -> None:
     assert num_read == 6
 
 
-@pytest.mark.parametrize("arrival_s", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("arrival_s", [float("nan"), float("inf"), -1.0, 1.1e12])
 def test_arrivals_that_are_no_times_are_refused(arrival_s: float) -> None:
     with pytest.raises(TraceError, match="'bad': arrival_s"):
         OpenLoop([request("bad", arrival_s)])

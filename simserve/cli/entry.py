@@ -1,0 +1,17 @@
+"""What the `simserve` script calls. It imports nothing, so that Ctrl-C finds it ready at once."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C while it is being imported ends the process with 130, too."""
+    try:
+        from simserve.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Measures the real executor's steps on a GPU and fits a profile: `simserve calibrate`."""

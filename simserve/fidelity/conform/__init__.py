@@ -1,0 +1,1 @@
+"""Whether decisions are the recorded ones, step by step: `simserve conform`."""

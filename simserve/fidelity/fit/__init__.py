@@ -1,0 +1,1 @@
+"""From measured steps to a profile: `simserve fit`."""

@@ -1,0 +1,118 @@
+"""From measured steps to a profile: prices, held-out errors, scatter, domain and provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from simserve.cost.profile_file import Clock, Engine, Graphs, LogFile, ProfileFile
+from simserve.errors import TraceError
+from simserve.fidelity.fit.coefficients import fit_prices
+from simserve.fidelity.fit.residuals import (
+    host_residuals,
+    host_scale_of,
+    step_errors_of,
+    step_residuals,
+)
+from simserve.fidelity.logs.loaded_log import LoadedLog
+
+__all__ = ["VLLM_GRAPHS", "fit_profile"]
+
+VLLM_GRAPHS = Graphs(sizes=[1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)], full_up_to=256)
+"""The sizes that vLLM captures by default, for a `max_num_seqs` of 256."""
+
+_DOMAIN = (
+    "num_tokens",
+    "num_reqs",
+    "decode_kv_tokens",
+    "num_prefills",
+    "prefill_pairs",
+    "prefill_kv_tokens",
+)
+
+
+def fit_profile(
+    fitted: Sequence[LoadedLog],
+    held_out: Sequence[LoadedLog],
+    *,
+    name: str,
+    model: str,
+    attention_path: str = "not said",
+    measured_on: str = "not said",
+    graphs: Graphs = VLLM_GRAPHS,
+    known: Mapping[str, float] | None = None,
+    own_hosts: Collection[str] = (),
+) -> ProfileFile:
+    """Fit the coefficients on some logs, and see on others how good they are.
+
+    Args:
+        fitted: logs to fit on; those of other models than `model` help with what models share.
+        held_out: logs to see errors on; of these only `model`'s count.
+        name: of the profile.
+        model: whose steps it is for: its logs define host speed, domain, scatter and errors.
+        attention_path: attention kernels and graph modes, in words.
+        measured_on: machine, software and date, in words.
+        graphs: what the engine captured.
+        known: coefficients that were measured by themselves, on a host of scale 1.
+        own_hosts: names of logs whose host had a speed of its own, which their schedule() and
+            update() times do not tell. It is fitted, and they define no host speed and no scatter.
+
+    Raises:
+        TraceError: no log of `model` is there to fit on, logs are of several GPUs or engines, or a
+            log is fitted and held out at once.
+    """
+    own = [log for log in fitted if log.model == model]
+    _check(fitted, held_out, own, model)
+    prices = fit_prices(fitted, graphs, model, known or {}, own_hosts)
+    told = [log for log in own if log.has_host and log.name not in own_hosts]
+    unseen = [log for log in held_out if log.model == model]
+    of_host, hold = host_residuals(told, prices.coefficients)
+    engine, _, version = fitted[0].engine.rpartition("-")
+    return ProfileFile(
+        schema_version=1,
+        name=name,
+        model=model,
+        measured_models=sorted({log.model for log in fitted}),
+        gpu=fitted[0].gpu,
+        engine=Engine(name=engine, timing_version=version, decision_version=version),
+        attention_path=attention_path,
+        measured_on=measured_on,
+        host="adds",
+        graphs=graphs,
+        domain={feature: _range(own, feature) for feature in _DOMAIN},
+        coefficients=dict(prices.coefficients),
+        size_factors=dict(prices.size_factors),
+        clock=prices.clock and Clock(prefills=prices.clock[0], decodes=prices.clock[1]),
+        residuals=step_residuals(told, prices),
+        host_residuals=of_host,
+        host_residual_steps=hold,
+        errors=step_errors_of(unseen, prices),
+        fitted=[_log_file(log, prices.coefficients) for log in fitted],
+        held_out=[_log_file(log, prices.coefficients) for log in unseen],
+    )
+
+
+def _check(
+    fitted: Sequence[LoadedLog], held_out: Sequence[LoadedLog], own: Sequence[LoadedLog], model: str
+) -> None:
+    if not own:
+        raise TraceError(f"there is no log of model '{model}' to fit on")
+    for what in ("gpu", "engine"):
+        if len(found := sorted({getattr(log, what) for log in fitted})) > 1:
+            raise TraceError(f"a profile is of one {what}, the logs are of {', '.join(found)}")
+    held = {log.sha256: log.name for log in held_out}
+    if both := [log.name for log in fitted if log.sha256 in held]:
+        raise TraceError(f"fitted and held out at once: {', '.join(both)}")
+
+
+def _range(logs: Sequence[LoadedLog], feature: str) -> tuple[float, float]:
+    columns = [getattr(log.steps, feature) for log in logs]
+    return float(min(c.min() for c in columns)), float(max(c.max() for c in columns))
+
+
+def _log_file(log: LoadedLog, coefficients: Mapping[str, float]) -> LogFile:
+    return LogFile(
+        name=log.name,
+        sha256=log.sha256,
+        num_steps=len(log.steps),
+        host_scale=round(host_scale_of(log, coefficients), 4),
+    )

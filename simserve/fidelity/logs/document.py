@@ -1,0 +1,24 @@
+"""Opens the gzipped JSON that step logs and recorded cases are kept in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+
+from simserve.errors import TraceError
+
+__all__ = ["load_document"]
+
+
+def load_document(path: Path) -> object:
+    """Read a gzipped JSON file.
+
+    Raises:
+        TraceError: it cannot be read, or is none.
+    """
+    try:
+        return json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: not a gzipped JSON file: {error}") from error

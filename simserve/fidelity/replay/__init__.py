@@ -1,0 +1,1 @@
+"""Runs what a log recorded through the simulator, and compares the plans step by step."""
