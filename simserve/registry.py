@@ -153,7 +153,7 @@ def _imported(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         return getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         is_lacking = isinstance(error, ModuleNotFoundError) and error.name == module_name
         where = (
             "; modules are looked for in the current directory, beside the configuration, and "

@@ -103,6 +103,7 @@ def run(
     if is_real and not quiet:
         _warn_of_compilers(written)
     if written.summary.get("status") == "interrupted":
+        typer.echo(f"interrupted: {written.directory} has what ran until then", err=True)
         raise typer.Exit(130)
     if is_real and not no_sim:
         _compare(loaded, written, quiet)

@@ -101,8 +101,9 @@ def sweep(
     directory = _directory(config, out, resume)
     from simserve.sweep.runner import run_sweep
 
-    with SweepProgress(len(points), enabled=not quiet) as progress:
-        try:
+    progress = SweepProgress(len(points), enabled=not quiet)
+    try:
+        with progress:
             result = run_sweep(
                 loaded,
                 out=directory,
@@ -112,12 +113,12 @@ def sweep(
                 resume=resume,
                 listener=progress,
             )
-        except KeyboardInterrupt:
-            done = f"interrupted: {progress.num_done} of {len(points)} points are done"
-            is_all = progress.num_done == len(points)
-            rest = "writes the summary" if is_all else "runs the others"
-            typer.echo(f"{done}; --resume --out {directory} {rest}", err=True)
-            raise typer.Exit(130) from None
+    except KeyboardInterrupt:  # said after the progress, which would wipe it away
+        done = f"interrupted: {progress.num_done} of {len(points)} points are done"
+        is_all = progress.num_done == len(points)
+        rest = "writes the summary" if is_all else "runs the others"
+        typer.echo(f"{done}; --resume --out {directory} {rest}", err=True)
+        raise typer.Exit(130) from None
     if not quiet:
         _print_result(result, loaded.sweep)
     if result.num_failed:

@@ -45,5 +45,7 @@ def _headline(result: RunResult) -> str:
     summary = result.summary_dict
     name = summary.get("label") or summary.get("model_id") or summary.get("backend")
     text = f"{name}: {summary['completed']:,} of {summary['num_prompts']:,} requests completed"
+    if summary.get("status") == "interrupted":
+        text = f"{text} until it was interrupted"
     rate = summary.get("output_throughput")
     return text if rate is None else f"{text}, {rate:,.0f} output tokens/s"

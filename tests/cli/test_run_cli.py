@@ -244,6 +244,7 @@ def test_an_interrupted_run_ends_with_130(fake_api: FakeApi) -> None:
     outcome = invoke("run", "c.yaml")
     assert outcome.exit_code == 130
     assert "run directory: runs/c\n" in outcome.stdout
+    assert outcome.stderr.endswith("interrupted: runs/c has what ran until then\n")
     fake_api.error = KeyboardInterrupt()
     assert invoke("run", "c.yaml").exit_code == 130
 

@@ -105,3 +105,9 @@ def test_modules_and_classes_that_are_not_there() -> None:
         resolve("schedulers", "my_sched:Other")
     with pytest.raises(PluginError, match="cannot load 'no_sched:MyScheduler'"):
         resolve("schedulers", "no_sched:MyScheduler")
+
+
+def test_a_file_that_python_cannot_read_is_one_error(folder: Path) -> None:
+    (folder / "half_sched.py").write_text("class MyScheduler:\n    def schedule(self\n")
+    with pytest.raises(PluginError, match=r"cannot load 'half_sched:MyScheduler': .*half_sched.py"):
+        resolve("schedulers", "half_sched:MyScheduler")

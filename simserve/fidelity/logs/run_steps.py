@@ -73,7 +73,8 @@ def measured_steps(
 def _heat(num_reqs: Counts, num_tokens: Counts, duration_s: Seconds) -> Seconds:
     """Before each step, what `Heat` has of all steps until then."""
     heat, before = Heat(), np.zeros(len(num_tokens))
-    for step, has_prefills in enumerate((num_tokens > num_reqs).tolist()):
+    ran_prefills = (num_tokens > num_reqs) & (duration_s > 0)
+    for step, has_prefills in enumerate(ran_prefills.tolist()):
         before[step] = heat.before(step)
         if has_prefills:
             heat.passed(step, int(num_tokens[step]), float(duration_s[step]))
