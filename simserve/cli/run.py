@@ -102,15 +102,19 @@ def run(
                 typer.echo(f"warning: {warning}", err=True)
     if is_real and not quiet:
         _warn_of_compilers(written)
-    if written.summary.get("status") == "interrupted":
-        typer.echo(f"interrupted: {written.directory} has what ran until then", err=True)
-        raise typer.Exit(130)
+    _leave_if_interrupted(written)
     if is_real and not no_sim:
         _compare(loaded, written, quiet)
 
 
 def _real(real_gpu: bool) -> list[str]:
     return ["executor.kind=real", "executor.device=cuda"] if real_gpu else []
+
+
+def _leave_if_interrupted(written: Written) -> None:
+    if written.summary.get("status") == "interrupted":
+        typer.echo(f"interrupted: {written.directory} has what ran until then", err=True)
+        raise typer.Exit(130)
 
 
 def _warn_of_compilers(written: Written) -> None:
