@@ -17,7 +17,7 @@ class MyScheduler(BaseScheduler):
         super().__init__(params, kv)
         self.watermark = params.options.get("watermark", 0.1)
         if set(params.options) - {"watermark"} or not 0 <= self.watermark < 1:
-            raise ConfigError("scheduler.options: there is only watermark, from 0 to below 1")
+            raise ConfigError("there is only watermark, from 0 to below 1")
 
     def schedule(self) -> StepPlan:
         plan = self.new_plan()

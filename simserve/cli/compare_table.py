@@ -94,7 +94,11 @@ def _print_numbers(comparison: Comparison, console: Console) -> None:
     table = Table()
     for name in ("", comparison.first.name, comparison.second.name, "change", ""):
         table.add_column(name, justify="right" if name else "left")
-    for row in comparison.rows:
+    class_name = None
+    for row in comparison.telling_rows:
+        if row.class_name != class_name:
+            table.add_section()
+            class_name = row.class_name
         change = "–" if row.change is None else f"{100 * row.change:+.1f} %"
         table.add_row(row.key, _number(row.first), _number(row.second), change, row.verdict)
     if comparison.rows:

@@ -7,6 +7,8 @@ import errno
 import gc
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any
@@ -74,21 +76,36 @@ class _LazyGroup(TyperGroup):
         name, stand_in, rest = super().resolve_command(ctx, args)  # type: ignore[arg-type, unused-ignore]
         return name, _load(name) if stand_in and name else stand_in, rest
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override, unused-ignore]
+        """Read the options before a command's name; those that only print do it here."""
+        with _exit_codes():
+            return super().parse_args(ctx, args)  # type: ignore[arg-type, unused-ignore]
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override, unused-ignore]
-        """Run a command. Errors of simserve or files become a message and exit code, Ctrl-C 130."""
-        try:
+        """Run a command."""
+        with _exit_codes():
             return super().invoke(ctx)  # type: ignore[arg-type, unused-ignore]
-        except SimserveError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(130) from None
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # who reads the output has seen enough: typer ends quietly
-            typer.echo(f"cannot read or write: {error}", err=True)
-            raise typer.Exit(2) from None
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Errors of simserve or files become a message and exit code, Ctrl-C 130."""
+    try:
+        yield
+    except SimserveError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # who reads the output has seen enough: typer ends quietly
+        typer.echo(f"cannot read or write: {error}", err=True)
+        raise typer.Exit(2) from None
+    except typer.BadParameter as error:
+        error.message = error.message.removeprefix("Value error, ")  # pydantic's, not a user's word
+        raise
 
 
 def _load(name: str) -> Any:

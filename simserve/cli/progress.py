@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from simserve.errors import counted
 
 if TYPE_CHECKING:
     import rich.progress
 
-__all__ = ["Progress"]
+    from simserve.report.timeline import Track
+
+__all__ = ["Progress", "tracking"]
+
+T = TypeVar("T")
 
 _REDRAW_S = 0.1
 _FIRST_LINE = 1000
@@ -74,6 +80,24 @@ class Progress:
         of_all = "" if num_total is None else f"{num_done} of "
         done = of_all + counted(num_done if num_total is None else num_total, "request")
         print(f"{now_s:.1f} s {self._clock}, {done}", file=sys.stderr)
+
+
+@contextmanager
+def tracking() -> Iterator[Track]:
+    """Shows how far loops over items are: a bar each on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda items, what: items
+        return
+    import rich.console
+    import rich.progress
+
+    console = rich.console.Console(stderr=True)
+    with rich.progress.Progress(console=console, transient=True) as bars:
+
+        def track(items: Sequence[T], what: str) -> Iterable[T]:
+            return bars.track(items, description=what)
+
+        yield track
 
 
 def _make_bar() -> rich.progress.Progress:

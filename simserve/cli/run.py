@@ -64,8 +64,8 @@ def run(
     consecutive tokens, pooled over requests; TPOT is (E2EL - TTFT) / (tokens - 1), one value per
     request. What NVIDIA (AIPerf) and GuideLLM print as "inter-token latency" is TPOT here.
 
-    Exit status: 0 done, 2 wrong configuration or trace, 3 stalled or out of a profile's domain,
-    130 interrupted (the run directory is finished all the same).
+    Exit status: 0 done, 1 all requests were rejected, 2 wrong configuration or trace, 3 stalled or
+    out of a profile's domain, 130 interrupted. With 1 and 130 the run directory is complete, too.
 
     A real run (executor.kind: real) is simulated as well, in DIR/simulated, and ends with a table
     of both.
@@ -103,6 +103,7 @@ def run(
     if is_real and not quiet:
         _warn_of_compilers(written)
     _leave_if_interrupted(written)
+    _leave_if_all_rejected(written)
     if is_real and not no_sim:
         _compare(loaded, written, quiet)
 
@@ -115,6 +116,17 @@ def _leave_if_interrupted(written: Written) -> None:
     if written.summary.get("status") == "interrupted":
         typer.echo(f"interrupted: {written.directory} has what ran until then", err=True)
         raise typer.Exit(130)
+
+
+def _leave_if_all_rejected(written: Written) -> None:
+    """Nothing was measured, which whoever looks at numbers later would notice late."""
+    from simserve.metrics.table_file import REQUESTS
+
+    rejected = written.summary.get("rejected")
+    if rejected and rejected == written.summary.get("num_prompts"):
+        why = f"{written.directory / REQUESTS} says why"
+        typer.echo(f"no request ran: all {rejected} were rejected; {why}", err=True)
+        raise typer.Exit(1)
 
 
 def _warn_of_compilers(written: Written) -> None:

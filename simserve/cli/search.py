@@ -170,11 +170,12 @@ def _search_settings(
     from rich.console import Console
     from rich.table import Table
 
+    from simserve.cli.interrupt import interrupted_once
     from simserve.cli.sweep_progress import SweepProgress
     from simserve.config.sweep_cells import short_names
     from simserve.sweep.settings import search_settings
 
-    with SweepProgress(num_trials, enabled=not quiet) as progress:
+    with interrupted_once(), SweepProgress(num_trials, enabled=not quiet) as progress:
         found = search_settings(
             config,
             objectives,

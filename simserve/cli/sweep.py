@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +13,7 @@ from simserve.cli.options import OverrideOption, QuietOption
 from simserve.errors import RunDirectoryError
 
 if TYPE_CHECKING:
+    from simserve.cli.sweep_progress import SweepProgress
     from simserve.config.sweep import Sweep
     from simserve.config.sweep_loader import Point
     from simserve.sweep.runner import SweepResult
@@ -87,6 +90,7 @@ def sweep(
     Exit status: 0 all points done, 1 some failed (NAME.failure.json says why), 2 wrong
     configuration, 130 ended by Ctrl-C or SIGTERM (--resume goes on from there).
     """
+    from simserve.cli.interrupt import interrupted_once
     from simserve.cli.sweep_progress import SweepProgress
     from simserve.config.sweep_loader import load_points, load_sweep
 
@@ -102,28 +106,33 @@ def sweep(
     from simserve.sweep.runner import run_sweep
 
     progress = SweepProgress(len(points), enabled=not quiet)
-    try:
-        with progress:
-            result = run_sweep(
-                loaded,
-                out=directory,
-                jobs=jobs,
-                backend=backend,
-                ray_address=ray_address,
-                resume=resume,
-                listener=progress,
-            )
-    except KeyboardInterrupt:  # said after the progress, which would wipe it away
-        done = f"interrupted: {progress.num_done} of {len(points)} points are done"
-        is_all = progress.num_done == len(points)
-        rest = "writes the summary" if is_all else "runs the others"
-        typer.echo(f"{done}; --resume --out {directory} {rest}", err=True)
-        raise typer.Exit(130) from None
+    with interrupted_once(), _advising(progress, len(points), directory), progress:
+        result = run_sweep(
+            loaded,
+            out=directory,
+            jobs=jobs,
+            backend=backend,
+            ray_address=ray_address,
+            resume=resume,
+            listener=progress,
+        )
     if not quiet:
         _print_result(result, loaded.sweep)
     if result.num_failed:
         typer.echo(f"{result.num_failed} of {len(points)} points failed", err=True)
         raise typer.Exit(1)
+
+
+@contextmanager
+def _advising(progress: SweepProgress, num_points: int, directory: Path) -> Iterator[None]:
+    """Say how an interrupted sweep goes on; after the progress, which would wipe it away."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = f"interrupted: {progress.num_done} of {num_points} points are done"
+        rest = "writes the summary" if progress.num_done == num_points else "runs the others"
+        typer.echo(f"{done}; --resume --out {directory} {rest}", err=True)
+        raise typer.Exit(130) from None
 
 
 def _directory(config: str, out: str | None, resume: bool) -> Path:

@@ -28,9 +28,11 @@ def timeline(
 
     Exit status: 0 done, 2 there is no such run, or the file cannot be written.
     """
+    from simserve.cli.progress import tracking
     from simserve.report.artefact import load_runs, write_text
     from simserve.report.timeline import write_timeline
 
     path = out or run / "timeline.json"
-    write_text(path, write_timeline(load_runs(run)))
+    with tracking() as track:
+        write_text(path, write_timeline(load_runs(run), track))
     typer.echo(f"timeline: {path} (open it in https://ui.perfetto.dev)")

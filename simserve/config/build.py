@@ -124,8 +124,7 @@ def build(
     max_model_len = scheduler_config.max_model_len
     assert max_model_len is not None
     kv = kv or _kv_manager(loaded)
-    with loaded.placing("scheduler.kind"):
-        scheduler = _scheduler(loaded, kv)
+    scheduler = _scheduler(loaded, kv)
     steps, workload = _steps(loaded, seed, machine, scheduler, sink)
     recorder = RunRecorder(
         num_gpu_blocks=kv.num_gpu_blocks,
@@ -281,11 +280,13 @@ def _scheduler(loaded: LoadedConfig, kv: KVCacheManager) -> Scheduler:
             message = f"kind vllm has it, not '{config.kind}'"
             raise ConfigError([Problem(path=f"scheduler.{key}", message=message)])
     cls = VllmAsyncScheduler
-    if not config.async_scheduling:
-        cls = resolve("schedulers", config.kind, loaded.base_dir)
-    check_protocol(cls, "schedulers")
-    scheduler: Scheduler = cls(params, kv)
-    return scheduler if is_builtin("schedulers", config.kind) else checked(scheduler)
+    with loaded.placing("scheduler.kind"):
+        if not config.async_scheduling:
+            cls = resolve("schedulers", config.kind, loaded.base_dir)
+        check_protocol(cls, "schedulers")
+        with loaded.placing("scheduler.options" if config.options else "scheduler.kind"):
+            scheduler: Scheduler = cls(params, kv)
+        return scheduler if is_builtin("schedulers", config.kind) else checked(scheduler)
 
 
 def _kv_manager(loaded: LoadedConfig) -> KVCacheManager:

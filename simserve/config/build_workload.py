@@ -172,9 +172,10 @@ def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> 
     source: Source
     features = _features(trace, has_decoding=loaded.config.workload.decoding is not None)
     if features.waits:
-        source = Sessions(group_sessions(requests))
+        source = Sessions(group_sessions(requests), place_of=trace.place_of)
     else:
-        source = OpenLoop(requests, None if transforms != Transforms() else trace.num_requests)
+        known = None if transforms != Transforms() else trace.num_requests
+        source = OpenLoop(requests, known, trace.place_of)
     return BuiltWorkload(
         source,
         trace=trace,

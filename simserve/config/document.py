@@ -25,6 +25,11 @@ class Place(NamedTuple):
     source: str | None = None
     """The whole line."""
 
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument, such as `-o KEY=VALUE`: within one, nothing has a line."""
+        return self.file is not None and self.line is None
+
     def problem(self, path: KeyPath, message: str) -> Problem:
         """A fault at this place."""
         return Problem(path=dotted(path), message=message, **self._asdict())
@@ -83,7 +88,10 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def place_of(self, path: KeyPath) -> Place:
-        """Where a value stands; of what is not there, its nearest enclosing key."""
+        """Where a value stands; of what is not there, its nearest enclosing key.
+
+        A mapping that the file has right is wrong as a whole because of what was set in it.
+        """
         node, place = self.root, self.root.place
         for key in path:
             inner = node.child(key)
@@ -92,7 +100,7 @@ class Document:
             nested = isinstance(inner.value, dict | list)
             place = node.keys.get(str(key), inner.place) if nested else inner.place
             node = inner
-        return place
+        return node.place if node.place.is_argument else place
 
     def is_faulty(self, path: KeyPath) -> bool:
         """Whether a fault of the value at `path`, or of one around it, is known already."""

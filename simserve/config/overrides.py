@@ -93,7 +93,7 @@ def _all_at(node: Node, place: Place) -> Node:
 
 def set_value(root: Node, path: KeyPath, value: Node) -> Problem | None:
     """Set the value at `path`. A problem: the path leads through something that is no mapping."""
-    node = root
+    node, place = root, root.place
     for depth, key in enumerate(path[:-1]):
         inner = node.child(_index(node, key))
         if inner is None or inner.value is None:
@@ -103,6 +103,7 @@ def set_value(root: Node, path: KeyPath, value: Node) -> Problem | None:
         node = inner
     if not _put(node, path[-1], value):
         return _no_entry(path[:-1], path[-1], value.place)
+    root.place = place  # what the configuration lacks, its file does
     return None
 
 
@@ -111,16 +112,17 @@ def _index(node: Node, key: str | int) -> str | int:
 
 
 def _put(node: Node, key: str | int, value: Node) -> bool:
-    """Set an entry; whether `node` can have it."""
+    """Set an entry, and note where `node` was changed last; whether it can have the entry."""
     key = _index(node, key)
     if isinstance(node.value, dict):
         node.value[str(key)] = value
         node.keys[str(key)] = value.place
-        return True
-    if isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
+    elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
         node.value[key] = value
-        return True
-    return False
+    else:
+        return False
+    node.place = value.place
+    return True
 
 
 def _no_entry(path: KeyPath, key: str | int, place: Place) -> Problem:

@@ -183,7 +183,7 @@ class RunRecorder:
             unshared = unshared_blocks(record.run, self._block_size)
             self._max_unshared_blocks = max(self._max_unshared_blocks, unshared)
         if plan.kinds or plan.preempted_ids or self._behind:
-            self._admissions(plan, count, step, record.scheduled_at_s)
+            self._admissions(plan, count, record.scheduled_at_s)
         if plan.kinds or self._prefills.open:
             self._prefills.stepped(record.run, num_emitted, step, self._requests.rows)
         if not all(num_emitted):
@@ -280,7 +280,7 @@ class RunRecorder:
             self._prefills.rest(first, num_rows),
         )
 
-    def _admissions(self, plan: StepPlan, count: int, step: int, scheduled_at_s: float) -> None:
+    def _admissions(self, plan: StepPlan, count: int, scheduled_at_s: float) -> None:
         """First admissions, and what preempted requests compute again."""
         for request_id, kind in plan.kinds.items():
             if kind is Kind.NEW:

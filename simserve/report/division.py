@@ -136,14 +136,10 @@ class Divider:
 
     def _in_engine(self, row: int) -> Division:
         """From the first admission on: one piece a step, two where a decode was stalled."""
-        tokens = self._own_tokens(row)
-        if not tokens:
-            nothing = np.zeros(0, dtype=np.int64)
-            return Division(nothing, np.zeros(0), np.zeros(0), nothing, nothing)
-        first, last = min(tokens), max(tokens)
-        steps = np.arange(first, last + 1)
-        num_tokens, parts = self._parts(row, tokens, steps)
-        ends = self.end_s[first : last + 1]
+        steps, parts, num_tokens = self._own_steps(row)
+        if not len(steps):
+            return Division(steps, np.zeros(0), np.zeros(0), steps, steps)
+        ends = self.end_s[steps]
         starts = np.concatenate(([min(self._scheduled_s[row], ends[0])], ends[:-1]))
         plain_ends = starts + np.minimum(ends - starts, self._plain_s(parts, starts, ends, steps))
         split = (parts == Part.DECODE) & (self.step_prompt_tokens[steps] > 0)
@@ -159,40 +155,61 @@ class Divider:
             np.where(is_rest, 0, num_tokens[place]),
         )
 
-    def _own_tokens(self, row: int) -> dict[int, tuple[Part, int]]:
-        """What a request did in each step in which it had tokens."""
-        own: dict[int, tuple[Part, int]] = {}
-        times = self.times
-        for run in range(times.offsets[row], times.offsets[row + 1]):
-            for step in range(times.firsts[run], times.lasts[run] + 1):
-                own[step] = (Part.DECODE, int(times.tokens[run]))
-        if self.knows_chunks:
-            for chunk in range(self.chunk_offsets[row], self.chunk_offsets[row + 1]):
-                step, count = int(self.chunk_steps[chunk]), int(self.chunk_tokens[chunk])
-                own[step] = (Part.PREFILL, count)
-        elif own:
-            admitted = int(np.searchsorted(self.end_s, self._scheduled_s[row], side="right"))
-            for step in range(admitted, min(own) + 1):
-                own[step] = (Part.PREFILL, -1)
-        return own
-
-    def _parts(self, row: int, own: dict[int, tuple[Part, int]], steps: Ints) -> tuple[Ints, Ints]:
-        """Tokens and kind of each of `steps`; who was preempted computes again what follows."""
-        num_tokens = np.zeros(len(steps), dtype=np.int64)
+    def _own_steps(self, row: int) -> tuple[Ints, Ints, Ints]:
+        """The steps from the first to the last in which a request had tokens, and its kind and
+        number of tokens in each."""
+        decodes, num_decoded = self._decodes(row)
+        chunks, num_computed = self._chunks(row, decodes)
+        own = np.concatenate((decodes, chunks))
+        if not len(own):
+            return own, own, own
+        steps = np.arange(own.min(), own.max() + 1)
         parts = np.full(len(steps), Part.HELD, dtype=np.int64)
-        was_preempted = False
-        for place, step in enumerate(steps.tolist()):
-            if step in own:
-                parts[place], num_tokens[place] = own[step]
-                if was_preempted and parts[place] == Part.PREFILL:
-                    parts[place] = Part.RECOMPUTED
-            elif parts[place - 1] == Part.PREEMPTED or (
-                # The step that misses it first is the one whose scheduling preempted it.
-                self._num_preemptions[row] and self._step_preempted[step]
-            ):
-                parts[place] = Part.PREEMPTED
-                was_preempted = True
-        return num_tokens, parts
+        num_tokens = np.zeros(len(steps), dtype=np.int64)
+        for part, where, count in (
+            (Part.DECODE, decodes - steps[0], num_decoded),
+            (Part.PREFILL, chunks - steps[0], num_computed),
+        ):
+            parts[where], num_tokens[where] = part, count
+        if self._num_preemptions[row]:
+            self._mark_preempted(parts, steps)
+        return steps, parts, num_tokens
+
+    def _decodes(self, row: int) -> tuple[Ints, Ints]:
+        """Steps that yielded tokens of a request, and how many."""
+        times, runs = self.times, slice(*self.times.offsets[row : row + 2])
+        firsts, num_tokens = times.firsts[runs], times.tokens[runs]
+        counts = times.lasts[runs] + 1 - firsts
+        before = np.cumsum(counts) - counts
+        steps = np.arange(counts.sum()) + np.repeat(firsts - before, counts)
+        return steps, np.repeat(num_tokens, counts)
+
+    def _chunks(self, row: int, decodes: Ints) -> tuple[Ints, Ints]:
+        """Steps that computed a request's prompt, and how many tokens of it."""
+        if self.knows_chunks:
+            chunks = slice(*self.chunk_offsets[row : row + 2])
+            return self.chunk_steps[chunks], self.chunk_tokens[chunks]
+        if not len(decodes):
+            return decodes, decodes
+        admitted = np.searchsorted(self.end_s, self._scheduled_s[row], side="right")
+        steps = np.arange(admitted, decodes.min() + 1)
+        return steps, np.full(len(steps), -1)
+
+    def _mark_preempted(self, parts: Ints, steps: Ints) -> None:
+        """Who was preempted is so until it has tokens again, and computes again what follows.
+
+        The step that misses it first is the one whose scheduling preempted it.
+        """
+        places = np.arange(len(parts))
+        is_held = parts == Part.HELD
+        own, fatal = (
+            np.maximum.accumulate(np.where(those, places, -1))
+            for those in (~is_held, is_held & (self._step_preempted[steps] > 0))
+        )
+        is_preempted = fatal > own
+        parts[is_preempted] = Part.PREEMPTED
+        again = np.logical_or.accumulate(is_preempted) & (parts == Part.PREFILL)
+        parts[again] = Part.RECOMPUTED
 
     def _plain_s(self, parts: Ints, starts: Floats, ends: Floats, steps: Ints) -> float:
         """How long a decode step of this request takes that computes no prompts; median."""

@@ -64,6 +64,9 @@ class SweepDirectory:
         except OSError as error:
             self.close()
             raise RunDirectoryError(f"{path}: cannot write there: {error}") from None
+        except KeyboardInterrupt:
+            self.close()
+            raise
 
     @property
     def partial(self) -> Path:
@@ -116,8 +119,8 @@ class SweepDirectory:
         """Let others have it; nothing half done stays, and nothing at all if no point has ended."""
         shutil.rmtree(self.partial, ignore_errors=True)
         with suppress(OSError):  # somebody has deleted it
-            if self._was_empty and [path.name for path in self.path.iterdir()] == [_FILE]:
-                (self.path / _FILE).unlink()
+            if self._was_empty and {path.name for path in self.path.iterdir()} <= {_FILE}:
+                (self.path / _FILE).unlink(missing_ok=True)
                 if self._is_new:
                     self.path.rmdir()
         os.close(self._lock)

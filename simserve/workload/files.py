@@ -75,17 +75,51 @@ def text_lines(path: Path, log: RowLog) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
+class _KeyTwice(Exception):
+    """An object has a key twice."""
+
+
 def _once(pairs: list[tuple[str, object]]) -> Record:
     """An object, each of whose keys stands there once."""
     record = dict(pairs)
     if len(record) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRow(twice, "stands there twice", "duplicate_key")
+        raise _KeyTwice
     return record
 
 
+class _Pairs(list[tuple[str, object]]):
+    """The entries of an object, as they stand there."""
+
+
 _DECODER = json.JSONDecoder(object_pairs_hook=_once)
+_PAIRS_DECODER = json.JSONDecoder(object_pairs_hook=_Pairs)
+
+
+def _decode(line: str) -> object:
+    """The value of a line of JSON.
+
+    Raises:
+        BadRow: a key stands twice in an object.
+        ValueError, RecursionError: it is no JSON that can be read.
+    """
+    try:
+        return _DECODER.decode(line)
+    except _KeyTwice:
+        twice = next(_keys_twice(_PAIRS_DECODER.decode(line)))
+        raise BadRow(twice, "stands there twice", "duplicate_key") from None
+
+
+def _keys_twice(value: object, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """The dotted paths of keys that stood in their object before."""
+    if not isinstance(value, list):
+        return
+    known = set()
+    for key, inner in value if isinstance(value, _Pairs) else enumerate(value):
+        name = (*path, str(key))
+        if key in known:
+            yield ".".join(name)
+        known.add(key)
+        yield from _keys_twice(inner, name)
 
 
 def json_records(path: Path, log: RowLog) -> Iterator[tuple[int, Record]]:
@@ -93,7 +127,7 @@ def json_records(path: Path, log: RowLog) -> Iterator[tuple[int, Record]]:
     for number, line in text_lines(path, log):
         log.num_rows += 1
         try:
-            value = _DECODER.decode(line)
+            value = _decode(line)
         except BadRow as error:
             log.bad(number, error)
             continue

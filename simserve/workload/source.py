@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConcurrencyCap", "OpenLoop", "OwnOutputs", "OwnSampling", "Sessions", "Source"]
 
+PlaceOf = Callable[[str], str]
+"""From a request's id to `file:row: `, where it stands."""
 _LATEST_S = 1e12
 """As for every time in a configuration: much later, a clock cannot tell how long a step is."""
 
@@ -30,12 +32,18 @@ class Source(Workload, Protocol):
         ...
 
 
-def _check_arrival(request: TraceRequest, previous: TraceRequest | None) -> None:
+def _nowhere(request_id: str) -> str:
+    """Of requests that were made up."""
+    return ""
+
+
+def _check_arrival(request: TraceRequest, previous: TraceRequest | None, place_of: PlaceOf) -> None:
     arrival_s = request.arrival_s
     if not 0.0 <= arrival_s <= _LATEST_S:
         raise TraceError(
-            f"request '{request.request_id}': arrival_s: must be from 0 to {_LATEST_S:g} seconds, "
-            f"got {arrival_s:g}; is the rate, or the trace's unit of time, the one that is meant?"
+            f"{place_of(request.request_id)}request '{request.request_id}': arrival_s: must be "
+            f"from 0 to {_LATEST_S:g} seconds, got {arrival_s:g}; is the rate, or the trace's unit "
+            "of time, the one that is meant?"
         )
     if previous is not None and arrival_s < previous.arrival_s:
         raise TraceError(
@@ -53,15 +61,21 @@ class OpenLoop:
         TraceError: an arrival is not from 0 to 1e12 s, or earlier than the one before.
     """
 
-    def __init__(self, requests: Iterable[TraceRequest], num_requests: int | None = None) -> None:
+    def __init__(
+        self,
+        requests: Iterable[TraceRequest],
+        num_requests: int | None = None,
+        place_of: PlaceOf = _nowhere,
+    ) -> None:
         self._requests = iter(requests)
         self._num_requests = num_requests
+        self._place_of = place_of
         self._next = self._read(None)
 
     def _read(self, previous: TraceRequest | None) -> TraceRequest | None:
         request = next(self._requests, None)
         if request is not None:
-            _check_arrival(request, previous)
+            _check_arrival(request, previous, self._place_of)
         return request
 
     @property
@@ -100,9 +114,15 @@ class Sessions:
             before; a later turn's parent is not earlier in its session; a bad think time.
     """
 
-    def __init__(self, sessions: Iterable[Session], num_requests: int | None = None) -> None:
+    def __init__(
+        self,
+        sessions: Iterable[Session],
+        num_requests: int | None = None,
+        place_of: PlaceOf = _nowhere,
+    ) -> None:
         self._sessions = iter(sessions)
         self._num_requests = num_requests
+        self._place_of = place_of
         self._ready: list[tuple[float, int, TraceRequest]] = []
         """Heap of requests whose start is known: (start, place in the stream, request)."""
         self._waiting: dict[str, list[tuple[int, TraceRequest]]] = {}
@@ -129,7 +149,7 @@ class Sessions:
         if session is None:
             return
         root = session[0]
-        _check_arrival(root, previous)
+        _check_arrival(root, previous, self._place_of)
         earlier = {root.request_id}
         for place, turn in enumerate(session[1:], self._num_read + 1):
             if turn.parent is None or turn.parent not in earlier:

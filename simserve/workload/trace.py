@@ -148,6 +148,11 @@ class Trace:
             raise TraceError(f"{self.path}: the file has changed since it was first read")
         return self._numbered(scan)
 
+    def place_of(self, request_id: str) -> str:
+        """`file:row: ` of a request, to begin an error with: the file is read for it."""
+        number = next(number for number, one in self.numbered() if one.request_id == request_id)
+        return f"{self.path}:{number}: "
+
     def _numbered(self, scan: _Scan) -> Iterator[tuple[int, TraceRequest]]:
         ticks_per_s = _ticks_per_s(self._reader)
         rows = self._rows(RowLog(self.path, self._on_bad_row))

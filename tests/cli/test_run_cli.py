@@ -216,6 +216,15 @@ def test_output_that_cannot_be_written_is_no_traceback(
     assert outcome.stderr.endswith("cannot read or write: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_that_cannot_be_written_is_no_traceback(option: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "simserve", option]
+        outcome = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert outcome.stderr == "cannot read or write: [Errno 28] No space left on device\n"
+    assert outcome.returncode == 2
+
+
 def test_a_wrong_configuration_ends_with_2(fake_api: FakeApi, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG + "sede: 1\nmax_num_seqs: 2\n")
     outcome = invoke("run", "c.yaml")
@@ -249,6 +258,17 @@ def test_an_interrupted_run_ends_with_130(fake_api: FakeApi) -> None:
     assert invoke("run", "c.yaml").exit_code == 130
 
 
+def test_a_run_that_rejected_all_ends_with_1(fake_api: FakeApi) -> None:
+    fake_api.summary |= {"completed": 0, "rejected": 3, "num_prompts": 3}
+    for options in ((), ("--quiet",)):
+        outcome = invoke("run", "c.yaml", "--out", "x" + "".join(options), *options)
+        assert outcome.exit_code == 1
+        told = f"no request ran: all 3 were rejected; {fake_api.out}/requests.parquet says why\n"
+        assert outcome.stderr.endswith(told)
+    fake_api.summary["num_prompts"] = 4  # one was aborted
+    assert invoke("run", "c.yaml").exit_code == 0
+
+
 def test_help_says_whose_itl_is_which() -> None:
     text = " ".join(invoke("run", "--help").output.split())
     assert 'What NVIDIA (AIPerf) and GuideLLM print as "inter-token latency" is TPOT here.' in text
@@ -258,6 +278,23 @@ def test_a_misspelt_command_is_suggested() -> None:
     outcome = invoke("rum")
     assert outcome.exit_code == 2
     assert "Did you mean 'run'?" in outcome.stderr
+
+
+def test_a_choice_that_is_none_is_said_in_plain_words() -> None:
+    outcome = invoke("explain", "run", "--slowest", "itl")
+    assert outcome.exit_code == 2
+    said = "Invalid value for '--slowest': 'itl' is not one of 'ttft', 'e2el'."
+    assert outcome.stderr.splitlines()[-1] == f"Error: {said}"
+
+
+def test_the_package_runs_as_the_script_does() -> None:
+    said = [
+        subprocess.run([sys.executable, *code, "rum"], capture_output=True, text=True)
+        for code in (("-m", "simserve"), ("-c", "from simserve.cli.entry import main; main()"))
+    ]
+    assert said[0].returncode == said[1].returncode == 2
+    assert said[0].stderr == said[1].stderr
+    assert "Usage: simserve [OPTIONS]" in said[0].stderr
 
 
 def test_version() -> None:

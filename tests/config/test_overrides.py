@@ -113,6 +113,14 @@ def test_the_source_is_left_alone() -> None:
         ),
         ("label=\udcff", "-o 'label=\\udcff': is not UTF-8 text"),
         (
+            "workload.trace.path=a",
+            "-o workload.trace.path=a: workload: needs either trace or synthetic, not both",
+        ),
+        (
+            "metrics.window.start_s=9",
+            "-o metrics.window.start_s=9: metrics.window: end_s (5) is not after start_s (9)",
+        ),
+        (
             "workload={trace: {path: ''}}",
             "-o workload={trace: {path: ''}}: workload.trace.path: must not be empty",
         ),
@@ -122,10 +130,23 @@ def test_the_source_is_left_alone() -> None:
         ),
     ],
 )
-def test_errors_name_the_argument(override: str, message: str) -> None:
+def test_errors_name_the_argument(override: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    others = {"scheduler": {"max_num_seqs": 16}, "metrics": {"window": {"start_s": 1, "end_s": 5}}}
+    file.write_text(json.dumps({**BASE, **others}))
     with pytest.raises(ConfigError) as caught:
-        load_config({**BASE, "scheduler": {"max_num_seqs": 16}}, [override])
+        load_config(file, [override])
     assert str(caught.value) == message
+
+
+def test_an_argument_is_not_blamed_for_what_the_file_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("workload: {synthetic: {}}\nmetrics: {window: {start_s: 2, end_s: 1}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, ["seed=1", "metrics.plot=false", "workload.synthetic.rate=2"])
+    said = {problem.path: problem for problem in caught.value.problems}
+    for path in ("model", "metrics.window"):
+        assert said[path].file == str(file)
 
 
 @pytest.mark.parametrize("given", [None, 8, [("seed", 8)], {8: 8}, [b"seed=1"]])

@@ -100,6 +100,18 @@ def test_wrong_options_are_errors() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_wrong_option_is_put_down_to_who_set_it() -> None:
+    for name in ("watermark=2", "watermarks=0.1"):
+        override = f"scheduler.options.{name}"
+        with pytest.raises(ConfigError, match=rf"^-o {override}: scheduler\.options: there is"):
+            simserve.run("own.yaml", [override])
+    path = Path("own.yaml")
+    path.write_text(path.read_text().replace("watermark: 0.1", "watermark: 2"))
+    with pytest.raises(ConfigError, match=r"^own\.yaml:\d+:3: scheduler\.options: there is"):
+        simserve.run("own.yaml", ["scheduler.max_num_seqs=8"])
+
+
+@pytest.mark.usefixtures("folder")
 def test_modules_and_classes_that_are_not_there() -> None:
     with pytest.raises(PluginError, match="cannot load 'my_sched:Other'"):
         resolve("schedulers", "my_sched:Other")

@@ -238,6 +238,40 @@ def test_a_tolerance_decides_the_exit_status(tmp_path: Path) -> None:
     assert (status, "expected KEY=PERCENT" in output) == (2, True)
 
 
+CLASSES = [
+    {"name": "short.1", "count": 4, "prompt_len": {"kind": "constant", "value": 50}},
+    {"name": "long", "count": 8, "prompt_len": {"kind": "constant", "value": 3000}},
+]
+
+
+def test_classes_of_both_have_rows_of_their_own(tmp_path: Path) -> None:
+    classes = {"workload.synthetic.classes": CLASSES}
+    one = save(tmp_path / "a", classes)
+    other = save(tmp_path / "b", classes | {"executor.cost.base_s": 0.02})
+    options = ("--json", str(tmp_path / "out.json"), "--tolerance", "class.long.p50_itl_ms=500")
+    status, output = compare(one, other, options=options)
+    assert status == 0
+    (found,) = json.loads((tmp_path / "out.json").read_text())
+    values = {number["key"]: number["values"] for number in found["numbers"]}
+    keys = [key for key in values if "p99_ttft_ms" in key]
+    assert keys == ["p99_ttft_ms", "class.long.p99_ttft_ms", "class.short.1.p99_ttft_ms"]
+    summaries = [load_result(path).summaries[0] for path in (one, other)]
+    for key in keys:
+        assert values[key] == [summary[key] for summary in summaries]
+    assert all(f" {key} " in output for key in values)
+    assert compare(one, other, options=("--tolerance", "class.long.p50_itl_ms=5"))[0] == 1
+    assert "class." not in compare(one, save(tmp_path / "c", {"seed": 2}))[1]
+
+
+def test_a_class_that_holds_all_requests_is_not_shown_twice(tmp_path: Path) -> None:
+    classes = {"workload.synthetic.classes": [{"name": "only"}]}
+    one = save(tmp_path / "a", classes)
+    other = save(tmp_path / "b", classes | {"executor.cost.base_s": 0.02})
+    tolerance = ("--tolerance", "class.only.p50_itl_ms=500")
+    status, output = compare(one, other, options=tolerance)
+    assert (status, "class.only" in output) == (0, False)
+
+
 def test_repetitions_give_intervals_and_ties(tmp_path: Path) -> None:
     repeated = {"metrics.repetitions": 3}
     one = save(tmp_path / "a", repeated)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from simserve.cli.main import app
+from simserve.cli.timeline import timeline
 from simserve.metrics.rundir import read_run
 
 CONFIG = """
@@ -51,6 +54,22 @@ def test_timeline(run: Path, tmp_path: Path) -> None:
     assert str(run / "timeline.json") in result.output
     content = json.loads((run / "timeline.json").read_text())
     assert {event["ph"] for event in content["traceEvents"]} >= {"X", "C", "M"}
+
+
+def test_a_timeline_shows_how_far_it_is_on_a_terminal_only(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    timeline(run, tmp_path / "quiet.json")
+    assert capfd.readouterr().err == ""
+    master, slave = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(master, "rb") as screen, os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        timeline(run, tmp_path / "shown.json")
+        terminal.flush()
+        shown = os.read(screen.fileno(), 1 << 16).decode()
+    assert "writing requests" in shown
+    assert (tmp_path / "shown.json").read_bytes() == (tmp_path / "quiet.json").read_bytes()
 
 
 def test_explain(run: Path) -> None:

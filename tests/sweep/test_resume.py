@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,14 +91,35 @@ def test_ended_in_good_order(
         run_sweep(grid, out=out, resume=True)
     assert (out / ".partial").is_dir()  # the other one goes on
     workers = children(begun)
-    os.kill(begun.pid, number)
-    _, errors = begun.communicate(timeout=PATIENCE_S)
+
+    def is_ended() -> bool:
+        begun.send_signal(number)  # whoever is impatient does not keep it from cleaning up
+        return begun.poll() is not None
+
+    wait_until(is_ended)
+    _, errors = begun.communicate()
     assert begun.returncode == 130
     assert not any(is_running(pid) for pid in workers)
     num_done = len(list(out.glob("*=*")))
     assert f"interrupted: {num_done} of 4 points are done; --resume --out {out}" in errors
     assert "Traceback" not in errors
     assert not (out / ".partial").exists()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_ended_while_its_directory_is_made(
+    is_new: bool, grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    if not is_new:
+        out.mkdir()
+    monkeypatch.setattr("simserve.sweep.directory.dump_plain", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(grid, out=out)
+    assert list(tmp_path.rglob("*")) == ([] if is_new else [out])
 
 
 def test_what_is_finished_is_not_run_again(grid: Path, finished: Path) -> None:

@@ -128,6 +128,21 @@ class TestMooncake:
         assert len(list(trace.requests())) == 1
         assert trace.report.dropped["duplicate_key"] == 1
 
+    @pytest.mark.parametrize(
+        ("twice", "name"),
+        [
+            ('{"a": {"b": 1, "c": [{"d": 1}, {"d": 1, "d": 2}], "e": 3}}', "a.c.1.d"),
+            ('{"a": {"b": 1}, "c": {"a": 1, "b": 2, "a": 3}}', "c.a"),
+            ('{"a": {"b": 1, "b": 2}, "a"', "row"),  # broken behind it
+        ],
+    )
+    def test_a_key_within_others_is_named_with_them(
+        self, twice: str, name: str, trace_file: TraceFile
+    ) -> None:
+        trace = open_trace(trace_file(lines(mooncake(0, 16)) + twice))
+        with pytest.raises(TraceError, match=rf":2: {name}: (stands there twice|is broken JSON)"):
+            trace.requests()
+
     def test_a_misspelt_key_is_refused_and_a_foreign_one_told(self, trace_file: TraceFile) -> None:
         with pytest.raises(TraceError, match=r"input_lenght: unknown key \(did you mean 'input_l"):
             open_trace(trace_file(lines(mooncake(0, 16, input_lenght=3)))).requests()

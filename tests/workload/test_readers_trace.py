@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simserve import run
 from simserve.config.build_workload import trace_of
 from simserve.config.loader import load_config
 from simserve.errors import ConfigError, PluginError, TraceError, UnknownNameError
@@ -50,6 +51,21 @@ HEADS = {
 def native(*arrivals_s: float, **more: Any) -> str:
     rows = ({"arrival_s": a, "prompt_len": 8, "output_len": 1, **more} for a in arrivals_s)
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("parent", [None, "a"], ids=["open_loop", "closed_loop"])
+def test_an_arrival_too_late_for_a_clock_names_its_row(
+    trace_file: TraceFile, parent: str | None
+) -> None:
+    ids = ({"request_id": "a"}, {"request_id": "b", "parent": parent}, {"request_id": "c"})
+    rows = "".join(native(at, **one) for at, one in zip((5, 6, 2e12), ids, strict=True))
+    trace = {"path": str(trace_file(rows))}
+    where = rf"^{trace['path']}:3: request 'c': arrival_s: must be from 0 to 1e\+12 seconds, got"
+    with pytest.raises(TraceError, match=where):
+        run({"model": "llama-3.1-8b", "workload": {"trace": trace}})
+    rescaled = {**trace, "speedup": 1e9}
+    summary = run({"model": "llama-3.1-8b", "workload": {"trace": rescaled}}).summary_dict
+    assert summary["completed"] == 3
 
 
 class TestSniff:

@@ -20,14 +20,17 @@ from simserve.metrics.repetitions import summarise_repetitions
 
 __all__ = ["Comparison", "Number", "NumberRow", "compare_results", "merge_repetitions"]
 
+_LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
 _STANDARD = (
-    *(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS),
+    *_LATENCIES,
     "request_throughput",
     "output_throughput",
     "num_preemptions",
     "num_steps",
 )
 """What is compared of results that have these; of others, every number that both have."""
+_CLASS, _COUNT = "class.", ".completed"
+"""Around the name of a class of requests: the key of a number that each has."""
 
 
 class Number(NamedTuple):
@@ -51,6 +54,8 @@ class NumberRow:
     first: Number
     second: Number
     attributable: bool
+    class_name: str | None = None
+    """The class of requests that it is of; None: all requests."""
 
     @property
     def change(self) -> float | None:
@@ -81,6 +86,20 @@ class Comparison:
     shapes: tuple[ShapeRow, ...]
     divergence: int | None
     """First step whose plans differ."""
+
+    @property
+    def telling_rows(self) -> list[NumberRow]:
+        """All rows but those of a class that holds every request: they repeat others."""
+        summaries = [*self.first.summaries, *self.second.summaries]
+        return [
+            row
+            for row in self.rows
+            if row.class_name is None
+            or any(
+                one.get(f"{_CLASS}{row.class_name}{_COUNT}") != one.get("completed")
+                for one in summaries
+            )
+        ]
 
     @property
     def confounded(self) -> bool:
@@ -186,14 +205,26 @@ def _rows(first: Result, second: Result, attributable: bool) -> list[NumberRow]:
     a, b = summarise_repetitions(first.summaries), summarise_repetitions(second.summaries)
     standard = [key for key in _STANDARD if key in a and key in b]
     keys = standard or [key for key in a if key in b and key != "num_repetitions"]
+    of_class = dict.fromkeys(keys) | {
+        f"{_CLASS}{name}.{key}": name for name in _class_names(a) for key in _LATENCIES
+    }
     rows = []
-    for key in keys:
-        pair = [_number(one, key) for one in (a, b)]
-        if pair[0] is not None and pair[1] is not None:
-            rows.append(
-                NumberRow(key=key, first=pair[0], second=pair[1], attributable=attributable)
+    for key, name in of_class.items():
+        one, other = _number(a, key), _number(b, key)
+        if one is not None and other is not None:
+            row = NumberRow(
+                key=key, first=one, second=other, attributable=attributable, class_name=name
             )
+            rows.append(row)
     return rows
+
+
+def _class_names(summary: Mapping[str, Scalar]) -> list[str]:
+    return [
+        key.removeprefix(_CLASS).removesuffix(_COUNT)
+        for key in summary
+        if key.startswith(_CLASS) and key.endswith(_COUNT)
+    ]
 
 
 def _number(summary: Mapping[str, Scalar], key: str) -> Number | None:

@@ -1,0 +1,35 @@
+"""Ctrl-C twice: the first one ends a command, and those behind it let it clean up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["interrupted_once"]
+
+
+@contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Within, one Ctrl-C, SIGTERM or SIGHUP is an interrupt. After it no other one is heard."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    actions = {number: signal.getsignal(number) for number in numbers}
+    heard = {number: action for number, action in actions.items() if callable(action)}
+    is_over = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal is_over
+        is_over = True
+        for other in heard:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        if not is_over:
+            for number, action in heard.items():
+                signal.signal(number, action)
