@@ -85,10 +85,11 @@ def made_log(
         "config": {"budget": 1024, "threshold": 0, "max_num_seqs": 64, "block_size": 16,
                    "num_free_blocks": num_free_blocks, **config},
         "requests": [
-            {"arrival": t, "segs": [[i, n]], "out": out, "added": 0, "times": [], "priority": -i}
+            {"arrival": t, "segs": [[i, n]], "out": out, "added": round(t * 1e6) + 1,
+             "times": [], "priority": -i}
             for i, (t, n, out) in enumerate(requests)
         ],
-        "steps": [[0, 1, 1, 1, [[0, 1, 0]], []]],
+        "steps": [[10**12, 3, 1, 1, [[0, 1, 0]], []]],
     }  # fmt: skip
     observer = _Plans()
     data = simulate_log(parse_vllm_log(Path(name), document), SimulatedExecutor(cost), observer)

@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 from simserve.cli.main import app
 from simserve.errors import SimserveError, TraceError
+from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity.conform.check import check_case
 from simserve.fidelity.logs.log_plans import log_plans
 from simserve.fidelity.logs.measured import METRICS, STATISTICS, measured_log, measured_run
 from simserve.fidelity.logs.vllm_log import StepLog, parse_vllm_log, read_vllm_log
-from simserve.fidelity.replay.log_run import check_replay, replay_log
+from simserve.fidelity.replay.endings import open_ends
+from simserve.fidelity.replay.log_run import check_replay, replay_log, simulate_log
 from simserve.fidelity.replay.plans import PlanCheck
 from simserve.types import StepOutput, StepPlan
 from tests.fidelity.conftest import LOGS, NAMES, write
@@ -149,6 +151,46 @@ def test_conform_tells_where_a_record_became_too_short(
     assert str(difference) == "step 2, requests: expected 0, got 1"
 
 
+def test_what_is_beyond_a_record_is_no_difference(tmp_path: Path, document: dict[str, Any]) -> None:
+    # Request 1 waits where the record ends; then the same log goes on without it.
+    document["config"]["max_num_seqs"] = 1
+    document["requests"][1]["times"] = []
+    del document["steps"][2][4][1]
+    path = tmp_path / "x.json.gz"
+    assert check_case(write(path, document)).difference is None
+    document["requests"].append({**document["requests"][1], "added": 50000, "times": [61000]})
+    document["steps"].append([51000, 10000, 1, 1, [[2, 20, 0]], []])
+    with pytest.raises(
+        TraceError, match=r"requests\[1\]: times: no token came out, .* 3 steps are"
+    ):
+        check_case(write(path, document))
+    document["steps"][1][4] = [[0, 7, 32]]  # before it came: a difference after all
+    assert "step 1, row 0" in str(check_case(write(path, document)).difference)
+
+
+def test_a_request_that_ended_while_it_was_preempted_is_known() -> None:
+    log = made_log([(0.1 * i, 300, 200) for i in range(8)], HostCost(), num_free_blocks=95)
+    assert log.steps.preempted
+    assert open_ends(log) == {}
+    step, victims = max(log.steps.preempted.items())
+    later = slice(0, int(log.steps.row_offsets[step + 1]))
+    rows = {
+        name: getattr(log.steps, name)[later] for name in ("request", "num_tokens", "num_computed")
+    }
+    cut = replace(log, steps=replace(log.steps, **rows))
+    assert open_ends(cut)[victims[0]] == "it was preempted after its last token"
+
+
+def test_tokens_beyond_max_model_len_are_refused(tmp_path: Path, document: dict[str, Any]) -> None:
+    document["config"]["max_model_len"] = 42
+    assert check_case(write(tmp_path / "x.json.gz", document)).difference is None
+    document["config"]["max_model_len"] = 41
+    with pytest.raises(
+        TraceError, match=r"requests\[0\]: segs: .* more than max_model_len, which is 41"
+    ):
+        check_case(write(tmp_path / "x.json.gz", document))
+
+
 @pytest.mark.parametrize(
     "config", [{"policy": "priority"}, {"enable_chunked_prefill": False}, {"prefix_caching": False}]
 )
@@ -165,6 +207,25 @@ OTHERWISE: dict[str, Any] = {
     "enable_chunked_prefill": {"enable_chunked_prefill": True},
     "prefix_caching": {"max_num_seqs": 4},
 }
+
+
+@pytest.mark.parametrize("at_s", [0.0, 0.5])
+def test_priorities_tell_apart_what_is_due_at_once(at_s: float) -> None:
+    log = made_log([(at_s, 300, 60)] * 8, HostCost(), num_free_blocks=158)
+
+    def preemptions(apart_s: float) -> list[int]:
+        requests = tuple(
+            replace(request, arrival_s=at_s + apart_s * i, priority=0)
+            for i, request in enumerate(log.requests)
+        )
+        config = replace(log.config, policy="priority")
+        executor = SimulatedExecutor(HostCost())
+        data = simulate_log(replace(log, config=config, requests=requests), executor)
+        assert np.abs(data.requests.arrival_s - at_s).max() <= 1e-5
+        return [int(count) for count in data.requests.num_preemptions]
+
+    assert sum(preemptions(1e-6)) > 0
+    assert preemptions(0.0) == preemptions(1e-6)
 
 
 def test_an_engine_whose_rules_are_not_known_is_refused(tiny: StepLog) -> None:

@@ -158,9 +158,14 @@ def test_logs_that_cannot_be_judged_are_refused(log: StepLog) -> None:
         TraceError, match=r"made\.json\.gz: requests\[29\]: times: no token came out"
     ):
         validate_workload([silent], timing())
+    preempted = replace(log, steps=replace(log.steps, preempted={len(log.steps) - 1: (29,)}))
+    with pytest.raises(TraceError, match=r"\[29\]: times: it was preempted after its last token"):
+        validate_workload([preempted], timing())
     too_long = replace(
         log.requests[-1], prompt=((9, 50_000),)
     )  # the engine refuses it, and so do we
+    with pytest.raises(TraceError, match=r"segs: 50000 tokens of prompt and 20 that came out are"):
+        validate_workload([replace(log, requests=(*log.requests[:-1], too_long))], timing())
     refused = replace(silent, requests=(*log.requests[:-1], too_long))
     assert validate_workload([refused], timing()).counts
     nothing = np.zeros(len(log.steps))
@@ -322,6 +327,14 @@ def test_a_late_divergence_is_explained_by_who_was_there(log: StepLog) -> None:
     assert not explain(log, data, difference).by_arrival
 
 
+def test_a_refused_request_is_not_why_plans_differ(log: StepLog) -> None:
+    too_long = replace(log.requests[-1], prompt=((9, 50_000),))
+    times_s = (*log.token_times_s[:-1], np.zeros(0))
+    refused = replace(log, requests=(*log.requests[:-1], too_long), token_times_s=times_s)
+    after_all = replace(_difference_at(log, 0), step=len(log.steps))
+    assert not explain(refused, replay_log(refused), after_all).by_arrival
+
+
 def _difference_at(log: StepLog, step: int) -> Any:
     from simserve.fidelity.replay.plans import PlanDifference
 
@@ -394,10 +407,17 @@ def test_a_profile_of_another_engine_or_gpu_is_flagged(warm: StepLog) -> None:
 def test_what_a_log_s_model_and_settings_leave_open_is_flagged(warm: StepLog) -> None:
     (model,) = profile_timing(PROFILE, replace(warm, model="my model")).remarks
     assert model.endswith("'my model', is no preset; it is priced as llama-3.1-8b")
+    model, gpu = profile_timing(PROFILE, replace(warm, model="", gpu="")).remarks
+    assert model.endswith("the log says no model; it is priced as llama-3.1-8b")
+    assert gpu.endswith("measured on gpu 'h200', the log says none")
     (model,) = profile_timing("h200-llama-3.2-1b-vllm", warm).remarks
     assert "is that of llama-3.2-1b, the log is of llama-3.1-8b" in model
+    few = replace(warm, config=replace(warm.config, max_num_seqs=64))
+    (graphs,) = profile_timing(PROFILE, few).remarks
+    assert "go up to 512 tokens (256 decodes)" in graphs
+    assert graphs.endswith("max_num_seqs = 64 and budget = 40960 has them up to 128 (64)")
     config = replace(warm.config, not_read={"dtype": "float8"})
-    (settings,) = profile_timing(PROFILE, replace(warm, config=config)).remarks
+    (settings,) = profile_timing(PROFILE, warm, replace(warm, config=config)).remarks
     assert settings == "warm: settings that are not read: dtype = 'float8'"
 
 

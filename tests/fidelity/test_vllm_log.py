@@ -77,6 +77,29 @@ Spoil = Callable[[dict[str, Any]], object]
         (lambda d: d["steps"][2][4].append([1, 0, 0]), r"steps\[2\]: rows: tokens must be posit"),
         (lambda d: d["steps"][2][4].append([1, 0.5, 0]), r"steps\[2\]: rows: must be \[request"),
         (lambda d: d["steps"][2].__setitem__(5, [None]), r"steps\[2\]: preempted: must be a whole"),
+        (
+            lambda d: d["steps"][2].__setitem__(5, [7]),
+            r"steps\[2\]: preempted: request 7 is not one",
+        ),
+        (
+            lambda d: d["steps"][2].__setitem__(5, [0, 0]),
+            r"steps\[2\]: preempted: request 0 .* twice",
+        ),
+        (lambda d: d["steps"][2][4].append([1, 10**30, 0]), r"steps\[2\]: rows: tokens must be"),
+        (
+            lambda d: d["steps"][1].__setitem__(2, 10**9),
+            r"steps\[1\]: duration: is shorter than sch",
+        ),
+        (lambda d: d["requests"][1].update(added=0), r"requests\[1\]: added: lies before its arr"),
+        (
+            lambda d: d["requests"][0].update(added=10**9),
+            r"requests\[0\]: added: lies after the start",
+        ),
+        (lambda d: d["config"].update(block_size=10**9), r"config: block_size: .* up to 65536"),
+        (
+            lambda d: d["config"].update(num_free_blocks=10**12),
+            r"config: num_free_blocks: .* up to",
+        ),
         (lambda d: d["steps"][2][4].append([0, 1, 41]), r"steps\[2\]: rows: .* twice in a step"),
         (lambda d: [s[4].clear() for s in d["steps"]], r"steps: steps: must hold a step that sch"),
         (lambda d: d["requests"][1].update(times=[14990]), r"requests\[1\]: times: 14990 us lies"),
@@ -100,6 +123,7 @@ def test_what_is_wrong_is_named(
     [
         (b"{}", "not a gzipped JSON file"),
         (gzip.compress(b"{", mtime=0), "not a gzipped JSON file"),
+        (gzip.compress(b"[" * 100_000, mtime=0), "not a gzipped JSON file"),
         (gzip.compress(b"{}", mtime=0), "not a step log: it needs `config`"),
         (gzip.compress(b'{"config": {}, "requests": [], "steps": []}', mtime=0), "not a step log"),
     ],

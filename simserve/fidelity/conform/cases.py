@@ -33,6 +33,8 @@ def check_case_keys(path: Path, case: object) -> Case:
     ]
     if missing or case.get("format") != 1:
         what = f"it lacks {', '.join(missing)}" if missing else f"format {case.get('format')!r}"
+        if "workload" in missing:
+            what += ". Nor is it a step log: those have config (with budget), requests and steps"
         raise TraceError(f"{path}: not a case of format 1: {what}")
     return case
 

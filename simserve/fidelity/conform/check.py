@@ -11,12 +11,14 @@ from simserve.engine.admission import Admission
 from simserve.engine.inbox import Abort, Inbox, Reset
 from simserve.engine.loop import EngineParts
 from simserve.engine.simulation import simulate
+from simserve.errors import TraceError
 from simserve.executor.drafts import MadeUpDrafter
 from simserve.executor.simulated import SimulatedExecutor
 from simserve.fidelity.conform.case_record import CaseRecord
 from simserve.fidelity.conform.cases import Case, case_requests, check_case_keys
 from simserve.fidelity.logs.document import load_document
-from simserve.fidelity.logs.vllm_log import is_vllm_log, parse_vllm_log
+from simserve.fidelity.logs.vllm_log import StepLog, is_vllm_log, parse_vllm_log
+from simserve.fidelity.replay.endings import check_lengths, open_ends
 from simserve.fidelity.replay.log_run import check_replay
 from simserve.fidelity.replay.plans import PlanDifference
 from simserve.kv.groups import FullAttention, Group, SlidingWindow
@@ -57,7 +59,7 @@ def check_case(path: Path) -> Conformance:
     """Simulate the case, or replay the step log, in `path` and compare.
 
     Raises:
-        TraceError: the file is neither.
+        TraceError: the file is neither, or a log that does not tell what is to be compared.
     """
     document = load_document(path)
     if is_vllm_log(document):
@@ -75,8 +77,30 @@ def check_case(path: Path) -> Conformance:
 def _check_log(path: Path, document: Any) -> Conformance:
     """Compare every plan of a step log, its measured times fed back."""
     log = parse_vllm_log(path, document)
+    check_lengths(log)
     _, difference = check_replay(log)
-    return Conformance(log.name, len(log.steps), len(log.requests), difference)
+    return Conformance(log.name, len(log.steps), len(log.requests), _known(log, difference))
+
+
+def _known(log: StepLog, difference: PlanDifference | None) -> PlanDifference | None:
+    """A difference, unless it lies beyond what was recorded.
+
+    Raises:
+        TraceError: it may come from a request of which the log does not tell what ended it.
+    """
+    unknown = open_ends(log)
+    if difference is None or not unknown:
+        return difference
+    step = difference.step
+    if step >= len(log.steps):
+        return None
+    if there := [i for i in unknown if log.added_s[i] <= log.steps.start_s[step]]:
+        raise TraceError(
+            f"{log.path}: requests[{there[0]}]: times: {unknown[there[0]]}, so it was aborted at a "
+            f"time that is not known: {step} steps are equal, those from step {step} on cannot be "
+            "compared"
+        )
+    return difference
 
 
 def simulate_case(case: Case) -> Case:

@@ -20,5 +20,5 @@ def load_document(path: Path) -> object:
     """
     try:
         return json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         raise TraceError(f"{path}: not a gzipped JSON file: {error}") from error

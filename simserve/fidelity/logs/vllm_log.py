@@ -39,6 +39,7 @@ _CONFIG = ("budget", "threshold", "max_num_seqs", "max_model_len", "block_size",
            "async_scheduling")  # fmt: skip
 _US = 1e-6
 _MAX_US = 2**53
+_MAX_BLOCK_SIZE, _MAX_BLOCKS = 65536, 10**8
 _ROUNDING_US = 2
 """Start and duration are rounded apart: an end may come out a microsecond or two late."""
 
@@ -163,6 +164,8 @@ class _Reader:
 
     def log(self, document: Mapping[str, Any]) -> StepLog:
         requests, added_s, token_times_s = self._requests(document["requests"])
+        steps = self._steps(document["steps"], len(requests))
+        self._check_added(requests, added_s, steps)
         return StepLog(
             path=self._path,
             name=str(document.get("name", self._path.name.removesuffix(".json.gz"))),
@@ -173,16 +176,17 @@ class _Reader:
             requests=requests,
             added_s=added_s,
             token_times_s=token_times_s,
-            steps=self._steps(document["steps"], len(requests)),
+            steps=steps,
         )
 
     def _fail(self, where: str, field: str, message: str) -> NoReturn:
         raise TraceError(f"{self._path}: {where}: {field}: {message}")
 
-    def _int(self, where: str, field: str, value: Any, least: int = 0) -> int:
-        if type(value) is not int or not least <= value <= _MAX_US:
-            what = f"must be a whole number of at least {least}"
-            self._fail(where, field, f"{what}, is {_short(value)}")
+    def _int(self, where: str, field: str, value: Any, least: int = 0, most: int = _MAX_US) -> int:
+        if type(value) is not int or not least <= value <= most:
+            too_large = type(value) is int and value > most
+            limit = f"up to {most}" if too_large else f"of at least {least}"
+            self._fail(where, field, f"must be a whole number {limit}, is {_short(value)}")
         return value
 
     # -- config ----------------------------------------------------------------------------------
@@ -207,8 +211,13 @@ class _Reader:
             long_prefill_token_threshold=number("threshold", 0, 0),
             max_num_seqs=number("max_num_seqs"),
             max_model_len=number("max_model_len", 1, MAX_MODEL_LEN),
-            block_size=number("block_size"),
-            num_gpu_blocks=number("num_free_blocks") + 1,
+            block_size=self._int(
+                "config", "block_size", entry.get("block_size"), 1, _MAX_BLOCK_SIZE
+            ),
+            num_gpu_blocks=self._int(
+                "config", "num_free_blocks", entry.get("num_free_blocks"), 1, _MAX_BLOCKS
+            )
+            + 1,
             enable_prefix_caching=flag("prefix_caching", True),
             enable_chunked_prefill=flag("enable_chunked_prefill", True),
             policy=policy,
@@ -238,6 +247,20 @@ class _Reader:
             # An end of sequence, an abort or the record's end: what came out is all there was.
             requests.append(replace(request, output_len=len(times[-1]) or request.output_len))
         return tuple(requests), np.array(added), tuple(times)
+
+    def _check_added(
+        self, requests: Sequence[TraceRequest], added_s: NDArray[np.float64], steps: LogSteps
+    ) -> None:
+        due_s = np.array([request.arrival_s for request in requests])
+        seen, rows = np.unique(steps.request, return_index=True)
+        first = np.searchsorted(steps.row_offsets, rows, side="right") - 1
+        start_s = np.full(len(requests), np.inf)
+        start_s[seen] = steps.start_s[first]
+        rounding_s = _ROUNDING_US * _US
+        for i in np.flatnonzero((added_s < due_s - rounding_s) | (added_s > start_s + rounding_s)):
+            early = added_s[i] < due_s[i]
+            what = "its arrival" if early else "the start of the first step that schedules it"
+            self._fail(f"requests[{i}]", "added", f"lies {'before' if early else 'after'} {what}")
 
     def _request(self, where: str, request_id: str, entry: Mapping[str, Any]) -> TraceRequest:
         arrival_s = entry.get("arrival")
@@ -293,6 +316,12 @@ class _Reader:
                 self._int(where, name, value, 1 if name == "duration" else 0)
             of_step = self._rows(where, entry[4], num_requests)
             victims = self._numbers(where, "preempted", entry[5]).tolist()
+            for i, victim in enumerate(victims):
+                if victim >= num_requests or victim in victims[:i]:
+                    what = f"request {victim} is not one of {num_requests}, or stands there twice"
+                    self._fail(where, "preempted", what)
+            if entry[2] + entry[3] > entry[1] + _ROUNDING_US:
+                self._fail(where, "duration", "is shorter than schedule and update together")
             if not of_step and not victims:
                 continue  # the engine was asked, and had nothing to do
             if victims:
@@ -330,7 +359,7 @@ class _Reader:
                 self._fail(where, "rows", f"must be [request, tokens, computed], is {_short(row)}")
             if not 0 <= row[0] < num_requests:
                 self._fail(where, "rows", f"request {row[0]} is not one of {num_requests}")
-            if row[1] < 1 or row[2] < 0:
+            if not (1 <= row[1] <= _MAX_US and 0 <= row[2] <= _MAX_US):
                 self._fail(where, "rows", f"tokens must be positive, are {_short(row)}")
         if len({row[0] for row in rows}) < len(rows):
             self._fail(where, "rows", "a request must not be scheduled twice in a step")

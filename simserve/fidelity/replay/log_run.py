@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf, nextafter
 
 from simserve.engine.admission import Admission
 from simserve.engine.inbox import Inbox
@@ -83,6 +84,8 @@ def _simulate(
         max_model_len=config.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
     )
+    if config.policy == "priority":
+        requests = _stamped(requests)
     source = OpenLoop(requests, len(requests))
     recorder = RunRecorder(
         num_gpu_blocks=config.num_gpu_blocks,
@@ -103,6 +106,19 @@ def _simulate(
         )
     )
     return recorder.data()
+
+
+def _stamped(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The same, with arrivals that differ in the last bit where they were equal.
+
+    A front end stamps one request after another, so that to `priority` no two came at once.
+    """
+    times_s = [request.arrival_s for request in requests]
+    for i in range(len(times_s) - 1, 0, -1):
+        times_s[i - 1] = min(times_s[i - 1], nextafter(times_s[i], 0.0))
+    for i in range(1, len(times_s)):  # those at 0 cannot be earlier
+        times_s[i] = max(times_s[i], nextafter(times_s[i - 1], inf))
+    return [replace(r, arrival_s=time_s) for r, time_s in zip(requests, times_s, strict=True)]
 
 
 def _params(log: StepLog) -> SchedulerParams:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simserve.fidelity.logs.vllm_log import StepLog
 from simserve.fidelity.replay.plans import PlanDifference
 from simserve.metrics.recorder import RunData
+from simserve.metrics.request_log import Outcome
 
 __all__ = ["Divergence", "explain"]
 
@@ -35,6 +37,7 @@ def explain(log: StepLog, data: RunData, difference: PlanDifference) -> Divergen
     step = difference.step
     ours = _taken_in(data, step)
     theirs = set(np.flatnonzero(log.added_s <= _start(log.steps.start_s, step)).tolist())
+    theirs -= {int(data.requests.request_ids[row]) for row in _refused(data)}
     if ours == theirs:
         reason = "the same requests had been taken in: a rule of the scheduler differs"
         return Divergence(difference, False, reason)
@@ -50,6 +53,11 @@ def _taken_in(data: RunData, step: int) -> set[int]:
     until_s = _start(data.steps.start_s, step)
     inside = np.flatnonzero(data.requests.queued_s <= until_s)
     return {int(data.requests.request_ids[row]) for row in inside}
+
+
+def _refused(data: RunData) -> NDArray[np.intp]:
+    """Rows of requests that neither engine takes in, as they are too long."""
+    return np.flatnonzero(data.requests.are(Outcome.REJECTED))
 
 
 def _start(starts_s: np.ndarray[tuple[int], np.dtype[np.float64]], step: int) -> float:

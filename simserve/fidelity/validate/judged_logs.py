@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from simserve.errors import TraceError
 from simserve.fidelity.logs.vllm_log import StepLog
+from simserve.fidelity.replay.endings import check_lengths, open_ends
 
 __all__ = ["check_can_be_judged", "group_repeats"]
 
@@ -44,18 +45,18 @@ def check_can_be_judged(log: StepLog, *, by_host: bool) -> None:
     """Refuse a log of which it is not known what a simulation would have to do.
 
     A prompt that is too long gets no token from an engine, and none here. Any other request must
-    have given some, and with `by_host` the log must tell the host's speed.
+    have ended with a token, and with `by_host` the log must tell the host's speed.
 
     Raises:
         TraceError: names the log and what it lacks.
     """
-    for i, (request, times) in enumerate(zip(log.requests, log.token_times_s, strict=True)):
-        if not len(times) and request.prompt_len <= log.config.max_model_len:
-            raise TraceError(
-                f"{log.path}: requests[{i}]: times: no token came out (the request was aborted, or "
-                "the record ends before): what the engine would have done for it is not known; "
-                "`simserve fit` takes such a log, validate needs the tokens of every request"
-            )
+    check_lengths(log)
+    for i, why in open_ends(log).items():
+        raise TraceError(
+            f"{log.path}: requests[{i}]: times: {why} (the request was aborted, or the record ends "
+            "before): what the engine would have done for it is not known; `simserve fit` takes "
+            "such a log, validate needs the tokens of every request"
+        )
     if by_host and not (log.steps.schedule_s.any() or log.steps.update_s.any()):
         raise TraceError(
             f"{log.path}: steps: all schedule() and update() times are 0, so they do not tell "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from simserve.fidelity.logs.vllm_log import StepLog, preset_in
 from simserve.fidelity.validate.workload import Timing
 
 __all__ = ["profile_timing"]
+
+_LARGEST_GRAPH = 512
+"""Tokens of the largest graph that vLLM captures unless it is told otherwise."""
 
 
 def profile_timing(profile: str, *logs: StepLog) -> Timing:
@@ -46,7 +49,7 @@ def profile_timing(profile: str, *logs: StepLog) -> Timing:
         scattered=scattered if file.residuals else None,
         repeat_spread=file.repeat_spread,
         fitted_on=tuple(log.name for log in logs if _is_fitted(file, log)),
-        remarks=tuple(_differences(file, logs[0], named)),
+        remarks=(*_not_read(logs), *_differences(file, logs[0], named)),
     )
 
 
@@ -61,16 +64,22 @@ def _is_fitted(file: ProfileFile, log: StepLog) -> bool:
     return hashlib.sha256(content).hexdigest() in [one.sha256 for one in file.fitted]
 
 
+def _not_read(logs: Sequence[StepLog]) -> Iterator[str]:
+    for log in logs:
+        if log.config.not_read:
+            settings = ", ".join(f"{key} = {value!r}" for key, value in log.config.not_read.items())
+            yield f"{log.name}: settings that are not read: {settings}"
+
+
 def _differences(file: ProfileFile, log: StepLog, model: str | None) -> Iterator[str]:
     """Where the log's engine, GPU or model is not the one whose step times these are."""
-    if log.config.not_read:
-        settings = ", ".join(f"{key} = {value!r}" for key, value in log.config.not_read.items())
-        yield f"{log.name}: settings that are not read: {settings}"
-    if model is None and log.model:
-        yield (
-            f"profile '{file.name}': the log's model, '{log.model}', is no preset; it is priced as "
-            f"{file.model}"
+    if model is None:
+        said = (
+            f"the log's model, '{log.model}', is no preset"
+            if log.model
+            else "the log says no model"
         )
+        yield f"profile '{file.name}': {said}; it is priced as {file.model}"
     elif model != file.model and model in file.measured_models:
         yield (
             f"profile '{file.name}': is that of {file.model}, the log is of {model}: the host's "
@@ -79,8 +88,27 @@ def _differences(file: ProfileFile, log: StepLog, model: str | None) -> Iterator
     timed = f"{file.engine.name}-{file.engine.timing_version}"
     if log.engine and log.engine != timed:
         yield f"profile '{file.name}': step times are those of {timed}, the log is of {log.engine}"
-    if log.gpu and preset_in(log.gpu, [file.gpu]) is None:
-        yield f"profile '{file.name}': measured on gpu '{file.gpu}', the log is of '{log.gpu}'"
+    yield from _other_graphs(file, log)
+    if preset_in(log.gpu, [file.gpu]) is None:
+        other = f"the log is of '{log.gpu}'" if log.gpu else "the log says none"
+        yield f"profile '{file.name}': measured on gpu '{file.gpu}', {other}"
+
+
+def _other_graphs(file: ProfileFile, log: StepLog) -> Iterator[str]:
+    """That the log's engine captured other graphs, if it was started with the settings it had.
+
+    By default vLLM captures graphs of up to twice `max_num_seqs` tokens (512, and a step's tokens,
+    at most), and full ones for decodes of up to `max_num_seqs`.
+    """
+    config, has = log.config, (file.graphs.sizes[-1], file.graphs.full_up_to)
+    most = min(2 * config.max_num_seqs, config.max_num_batched_tokens, _LARGEST_GRAPH)
+    would = most, min(config.max_num_seqs, most)
+    if file.engine.name == "vllm" and would != has:
+        yield (
+            f"profile '{file.name}': its CUDA graphs go up to {has[0]} tokens ({has[1]} decodes); "
+            f"an engine started with the log's max_num_seqs = {config.max_num_seqs} and budget = "
+            f"{config.max_num_batched_tokens} has them up to {would[0]} ({would[1]})"
+        )
 
 
 def _is_path(profile: str) -> bool:
