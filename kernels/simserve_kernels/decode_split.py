@@ -47,11 +47,15 @@ from simserve_kernels.decode_workspace import (
     num_sms,
     split_grid,
 )
+from simserve_kernels.layouts import CacheLayout
 
-__all__ = ["decode_split"]
+__all__ = ["FINE_TOKENS", "MANY_SEQS", "decode_split", "split_tile"]
 
-_FINE_TOKENS = 512
-_LONG, _MANY = 8192, 32
+FINE_TOKENS = 512
+"""Contexts are not cut finer, unless the batch fills the GPU with less."""
+MANY_SEQS = 32
+"""From so many sequences on, long contexts are read in larger tiles."""
+_LONG = 8192
 
 
 class SplitTile(NamedTuple):
@@ -63,15 +67,17 @@ class SplitTile(NamedTuple):
     programs_per_sm: int
 
 
-def split_tile(call: DecodeCall) -> SplitTile:
+def split_tile(
+    kv_dtype: torch.dtype, head_size: int, layout: CacheLayout, num_seqs: int, max_seq_len: int
+) -> SplitTile:
     """Return the tile for a call: 16 KB of K a stage, so that several programs share an SM."""
-    item = call.k_cache.dtype.itemsize
+    item = kv_dtype.itemsize
     if item == 4:
         return SplitTile(16, 4, 1, MAX_PROGRAMS_PER_SM)
-    if call.layout == "packed":
+    if layout == "packed":
         return SplitTile(32, 4, 4, MAX_PROGRAMS_PER_SM)
-    row_bytes = triton.next_power_of_2(call.cache.head_size) * item
-    if call.max_seq_len >= _LONG and call.num_seqs >= _MANY and row_bytes == 256:
+    row_bytes = triton.next_power_of_2(head_size) * item
+    if max_seq_len >= _LONG and num_seqs >= MANY_SEQS and row_bytes == 256:
         return SplitTile(128, 4, 2, 2)
     return SplitTile(max(32, min(128, 16384 // row_bytes)), 4, 2, MAX_PROGRAMS_PER_SM)
 
@@ -224,7 +230,9 @@ def decode_split(
     Raises:
         ValueError: the workspace does not fit.
     """
-    tile = split_tile(call)
+    tile = split_tile(
+        call.k_cache.dtype, call.cache.head_size, call.layout, call.num_seqs, call.max_seq_len
+    )
     device, num_seqs, num_heads = call.q.device, call.num_seqs, call.num_heads
     grid = split_grid(device, num_seqs, num_heads, call.cache.num_kv_heads, tile.programs_per_sm)
     workspace = fitting_workspace(call, grid.max_chunks, workspace)
@@ -232,7 +240,7 @@ def decode_split(
         budget=grid.budget,
         window=call.options.sliding_window,
         tile=tile.tokens,
-        fine_tiles=triton.cdiv(_FINE_TOKENS, tile.tokens),
+        fine_tiles=triton.cdiv(FINE_TOKENS, tile.tokens),
         seqs_pad=triton.next_power_of_2(num_seqs),
     )
     _split_kernel[(grid.programs, grid.max_chunks)](

@@ -48,13 +48,15 @@ from simserve_kernels.checks import (
 )
 from simserve_kernels.layouts import CacheLayout, CacheShape, kv_strides, token_run
 
-__all__ = ["paged_prefill"]
+__all__ = ["FILLING_HEAD_SIZE", "FILLING_TILE", "paged_prefill"]
 
 _SHORT_ROWS = 16
 _MAX_ROWS_OF_ONE_TILE = 64
 _NO_LIMIT = 2**31 - 1
 _FEW_SEQS = 16  # for which one variant of the kernel does
-_FILLING_TILE = Tile(_SHORT_ROWS, 64, 4, 3)
+FILLING_TILE = Tile(_SHORT_ROWS, 64, 4, 3)
+"""Of sequences that fit one tile, beside others of many keys; for heads of that size at most."""
+FILLING_HEAD_SIZE = 128
 
 
 def paged_prefill(
@@ -186,8 +188,8 @@ def _launch_mixed(call: _Call, shape: CacheShape, num: Numbers, tall: _Rows, sho
     """
     few = tall.max_keys <= FEW_KEYS
     # Few programs at a time must keep the memory busy, so that each takes more at a time.
-    plain = few or call.q.dtype == torch.float32 or shape.head_size > 128
-    launches = [(tall, None), (short, None if plain else _FILLING_TILE)]
+    plain = few or call.q.dtype == torch.float32 or shape.head_size > FILLING_HEAD_SIZE
+    launches = [(tall, None), (short, None if plain else FILLING_TILE)]
     first, second = reversed(launches) if few else launches
     if call.q.device.type != "cuda":
         _launch_rows(call, shape, num, *first)

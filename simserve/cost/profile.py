@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simserve.cost.checks import check_positive
+from simserve.cost.dealing import Dealer
 from simserve.cost.features import Features, extract
 from simserve.cost.heat import Heat
 from simserve.cost.profile_file import load_profile
@@ -32,7 +33,7 @@ _KERNEL_PLACES = tuple(at for at in _GPU_PLACES if PARTS[at] != "launch_s")
 class ProfileCost:
     """Prices steps by a profile; docs/cost-models.md has its formulas.
 
-    Outside the measured domain the formulas go on, which are monotone, and the step is counted in
+    Outside the measured domain the formulas go on, and the step is counted in
     `out_of_domain_steps`; a profile may forbid it instead. Another model is priced by its shape.
 
     Args:
@@ -79,7 +80,9 @@ class ProfileCost:
         self._host_scale = host_scale
         self._host = self.profile.host if host == "as_measured" else host
         own = model.name == self.profile.model
-        self._size_factors = self.profile.size_factors if own else NO_FACTORS
+        self._size_factors = self.profile.factors if own else NO_FACTORS
+        plan = self.profile.attention_plan
+        self._dealer = Dealer(plan, model) if plan else None
         self._heat = Heat()
         self._token_share_s = of_model.token_flops_s
         self._outside: dict[str, float] = {}
@@ -152,7 +155,7 @@ class ProfileCost:
         else:
             self._last = run.plan.step, run.count, features
         sizes = self._prefill_graph_sizes if features.num_prefills else self._graph_sizes
-        work = step_work(run, features, sizes, self._window, self._size_factors)
+        work = step_work(run, features, sizes, self._window, self._size_factors, self._dealer)
         host_scale = self._host_scale * host_factor
         parts = list(step_parts(self._rates, work, self._path(work, sizes), host_scale))
         self._slow_down(parts, run, features.num_prefills > 0)

@@ -11,9 +11,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from simserve.cost.dealing import AttentionPlan
 from simserve.cost.features import UNITS
 from simserve.cost.regimes import REGIMES
 from simserve.cost.step_model import COEFFICIENTS
+from simserve.cost.step_work import SizeFactors
 from simserve.errors import ConfigError, Problem, UnknownNameError, did_you_mean
 
 __all__ = [
@@ -126,6 +128,8 @@ class ProfileFile(_Strict):
     host: Literal["adds", "overlaps"]
     """Whether host time came on top of GPU time, or ran beside it (asynchronous scheduling)."""
     graphs: Graphs
+    attention_plan: AttentionPlan | None = None
+    """How kernels deal attention out to the GPU; None: not known."""
     out_of_domain: Literal["extrapolate", "error"] = "extrapolate"
     domain: dict[str, tuple[Finite, Finite]]
     """Smallest and largest measured value of counts of a step."""
@@ -133,6 +137,8 @@ class ProfileFile(_Strict):
     size_factors: dict[int, Ratio] = {}
     """By size of a graph: how long its matrix products take, over what their work says. Libraries
     choose kernels by size. Of `model` alone."""
+    decode_size_factors: dict[int, Ratio] | None = None
+    """The same of graphs of decodes alone; None: those of all others."""
     clock: Clock | None = None
     """None: not measured, prices are of the mean clock."""
     residuals: dict[str, Annotated[list[Ratio], Field(min_length=2)]] = {}
@@ -162,7 +168,7 @@ class ProfileFile(_Strict):
             if not low <= value <= high:
                 raise ValueError(f"coefficient '{name}' is {value:g}, not from {low:g} to {high:g}")
         least = least_size_factor(self.coefficients)
-        for size, factor in self.size_factors.items():
+        for size, factor in (*self.size_factors.items(), *self.factors.decodes.items()):
             if size not in (*self.graphs.sizes, *self.graphs.of_prefills):
                 raise ValueError(f"size factor of {size} tokens: no graph is of this size")
             if not least <= factor <= LARGEST_SIZE_FACTOR:
@@ -176,6 +182,12 @@ class ProfileFile(_Strict):
         if twice := {one.sha256 for one in self.fitted} & {one.sha256 for one in self.held_out}:
             raise ValueError(f"a file is both fitted and held out: sha256 {twice.pop()}")
         return self
+
+    @property
+    def factors(self) -> SizeFactors:
+        """Those of both kinds of graphs."""
+        apart = self.decode_size_factors
+        return SizeFactors(self.size_factors, self.size_factors if apart is None else apart)
 
 
 def _check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -245,6 +257,7 @@ def _problem(file: str, detail: ErrorDetails) -> Problem:
             *ProfileFile.model_fields,
             *Engine.model_fields,
             *Graphs.model_fields,
+            *AttentionPlan.model_fields,
             *LogFile.model_fields,
         ]
         message = f"this field is not known{did_you_mean(str(detail['loc'][-1]), known)}"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simserve.cost.dealing import Dealt
 from simserve.cost.step_work import StepWork
 from simserve.errors import ConfigError
 from simserve.shapes import (
@@ -92,6 +93,7 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "schedule_new_token_s": _host_s(50e-9, "per token of a new block table"),
     "inputs_step_s": _host_s(1.4e-3, "preparing inputs, sampling, reading the result: every step"),
     "inputs_request_s": _host_s(13e-6, "per request"),
+    "inputs_mixed_s": _host_s(100e-6, "if a request has more than one token, where timed"),
     "update_step_s": _host_s(30e-6, "update_from_output(): every step"),
     "update_request_s": _host_s(6e-6, "per request"),
     "loop_step_s": _host_s(10e-6, "the engine's loop between steps: every step"),
@@ -103,6 +105,7 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "launch_eager_layer_s": _host_s(400e-6, "per layer, where no graph is used"),
     "kernel_gap_layer_s": _seconds(30e-6, "per layer: gaps between kernels, small kernels"),
     "mixed_layer_s": _seconds(30e-6, "per layer, if a request has more than one token"),
+    "merge_layer_s": _seconds(3e-6, "per layer, if chunks of decodes are merged, where known"),
     "linear_bandwidth": _share(0.87, "reading weights and activations"),
     "linear_flops": _share(0.75, "matrix products"),
     "linear_blend": Coefficient("", 0.3, 0.0, 2.0, False, "rounding at weight- to compute-bound"),
@@ -110,8 +113,8 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "kv_bandwidth": _share(0.8, "reading KV"),
     "mixed_kv_bandwidth": _share(0.6, "the same by decodes, if a request has more than one token"),
     "context_layer_s": _seconds(5e-9, "per layer and token of the longest context, with prefills"),
+    "round_layer_s": _seconds(3e-7, "per layer and round of keys of the longest, where known"),
     "context_blend": Coefficient("", 0.3, 0.0, 2.0, False, "from waiting for it to adding it up"),
-    "context_apart": Coefficient("", 1.0, 0.0, 2.0, False, "the same for decodes beside prefills"),
     "kv_imbalance": Coefficient("", 0.2, 0.0, 1.0, False, "more for decodes of unlike contexts"),
     "decode_tokens": _tokens(200.0, 0.0, "KV tokens a decode costs in any case, alone"),
     "prefill_flops": _share(0.58, "attention of prefills"),
@@ -194,6 +197,7 @@ class Rates(NamedTuple):
     schedule_new_token_s: float
     inputs_step_s: float
     inputs_request_s: float
+    inputs_mixed_s: float
     update_step_s: float
     update_request_s: float
     weights_s: float
@@ -206,9 +210,10 @@ class Rates(NamedTuple):
     decode_s: float
     mixed_kv_token_s: float
     mixed_s: float
+    merge_s: float
     context_s: float
+    round_s: float
     context_blend: float
-    context_apart: float
     pair_s: float
     head_weights_s: float
     row_products_s: float
@@ -230,6 +235,7 @@ def rates(c: Mapping[str, float], s: Sheet) -> Rates:
         schedule_new_token_s=c["schedule_new_token_s"],
         inputs_step_s=c["inputs_step_s"],
         inputs_request_s=c["inputs_request_s"],
+        inputs_mixed_s=c["inputs_mixed_s"],
         update_step_s=c["update_step_s"],
         update_request_s=c["update_request_s"],
         weights_s=s.weights_s / bandwidth,
@@ -242,9 +248,10 @@ def rates(c: Mapping[str, float], s: Sheet) -> Rates:
         decode_s=kv_token_s * c["decode_tokens"],
         mixed_kv_token_s=s.kv_token_s / c["mixed_kv_bandwidth"],
         mixed_s=s.num_layers * c["mixed_layer_s"],
+        merge_s=s.num_layers * c["merge_layer_s"],
         context_s=s.num_layers * c["context_layer_s"],
+        round_s=s.num_layers * c["round_layer_s"],
         context_blend=c["context_blend"],
-        context_apart=c["context_apart"],
         pair_s=s.pair_s / c["prefill_flops"],
         head_weights_s=s.head_weights_s / bandwidth,
         row_products_s=s.head_row_flops_s / flops,
@@ -277,6 +284,7 @@ def step_parts(
     decode = _attention_decode(r, work)
     prefill: Number = 0.0
     if work.num_prefills is not None:
+        inputs = inputs + r.inputs_mixed_s
         prefill = r.mixed_s + _attention_prefill(r, work, decode)
     # Logits are written, cast and read by the sampler after the head's one product.
     head = larger(r.row_products_s * rows, r.head_weights_s) + r.row_s * rows
@@ -312,6 +320,8 @@ def _attention_decode(r: Rates, work: StepWork) -> Number:
     Decodes alone split their contexts to fill the GPU, which costs each something. Beside prefills
     they are not split: what one costs at least hides behind the prefills, and KV comes slower.
     """
+    if work.dealt is not None:
+        return _dealt_decode(r, work, work.dealt)
     evenness = work.decode_kv_tokens / work.decode_kv_bound
     unlike = 1.0 + r.kv_imbalance * (1.0 - evenness)
     tokens = work.decode_kv_tokens * unlike
@@ -320,26 +330,35 @@ def _attention_decode(r: Rates, work: StepWork) -> Number:
     return r.kv_token_s * tokens + r.decode_s * work.num_padded_tokens
 
 
+def _dealt_decode(r: Rates, work: StepWork, dealt: Dealt) -> Number:
+    """The same where it is known what the GPU's parts read. Few programs do not fill the memory's
+    bandwidth, so it counts in part how long some are idle; and what one part reads alone.
+    """
+    if work.num_prefills is None:
+        tokens = work.decode_kv_tokens + r.kv_imbalance * dealt.idle_kv_tokens
+        return r.kv_token_s * tokens + r.decode_s * dealt.num_chunks + r.merge_s
+    read_s = r.mixed_kv_token_s * dealt.whole_kv_tokens
+    busiest_s = r.context_s * dealt.busiest_kv_tokens + r.round_s * dealt.busiest_rounds
+    return blend(read_s, busiest_s, r.context_blend)
+
+
 def _attention_prefill(r: Rates, work: StepWork, decode: Number) -> Number:
     """Time to read KV and multiply, and what is waited for the longest context beyond that.
 
     Where nothing splits contexts, one that is longer than the others keeps its part of the GPU
     busy alone. If it begins at once the longer of the two times counts, if it begins last their
-    sum: a blend of width 0 to 2. Where decodes and prefills are launched apart, each have a longest
-    context, and the two are blended in turn.
+    sum: a blend of width 0 to 2.
     """
+    if work.dealt is not None:
+        # Two launches: what is not cut begins where tiles leave room, and else after them.
+        tiles = r.pair_s * work.dealt.bound_pairs
+        return blend(decode, tiles, 2.0 * work.dealt.occupied) - decode
     prefill = r.kv_token_s * work.prefill_kv_tokens + r.pair_s * work.prefill_pairs
-    if not r.context_apart:
-        longest_s = r.context_s * work.longest_kv_tokens
-        return blend(decode + prefill, longest_s, r.context_blend) - decode
-    longest_decode = work.decode_kv_bound / larger(work.num_decodes, 1)
-    longest_prefill = smaller(work.prefill_kv_tokens, work.longest_kv_tokens)
-    decodes = blend(decode, r.context_s * longest_decode, r.context_blend)
-    prefills = blend(prefill, r.context_s * longest_prefill, r.context_blend)
-    return blend(decodes, prefills, r.context_apart) - decode
+    longest_s = r.context_s * work.longest_kv_tokens
+    return blend(decode + prefill, longest_s, r.context_blend) - decode
 
 
-def blend(a: Number, b: Number, width: float) -> Number:
+def blend(a: Number, b: Number, width: Number) -> Number:
     """The larger of two times, rounded off where they are near: a (1 + width/2) where equal.
 
     Increasing in both for a width of 0 (no rounding) to 2, and never below the larger.
@@ -353,9 +372,3 @@ def larger(a: Number, b: Number) -> Number:
     """The larger of two numbers, or of two by two."""
     both_numbers = isinstance(a, float | int) and isinstance(b, float | int)
     return max(a, b) if both_numbers else np.maximum(a, b)
-
-
-def smaller(a: Number, b: Number) -> Number:
-    """The smaller of two numbers, or of two by two."""
-    both_numbers = isinstance(a, float | int) and isinstance(b, float | int)
-    return min(a, b) if both_numbers else np.minimum(a, b)

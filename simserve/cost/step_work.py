@@ -9,14 +9,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simserve.cost.dealing import Dealer, Dealt
 from simserve.cost.features import Features
 from simserve.types import Kind, StepPlan, StepRun
 
-__all__ = ["NO_FACTORS", "StepWork", "padded", "step_work"]
+__all__ = ["NO_FACTORS", "SizeFactors", "StepWork", "padded", "step_work"]
 
 Number = Any
 
-NO_FACTORS: Mapping[int, float] = MappingProxyType({})
+_NONE: Mapping[int, float] = MappingProxyType({})
+
+
+class SizeFactors(NamedTuple):
+    """By size of a graph: how long its matrix products take, over what their work says."""
+
+    prefills: Mapping[int, float]
+    """Of graphs of steps with prefills."""
+    decodes: Mapping[int, float]
+    """Of graphs of decodes alone: the output head has as many rows."""
+
+
+NO_FACTORS = SizeFactors(_NONE, _NONE)
 """No graph is known to be faster or slower than its work says."""
 
 
@@ -43,6 +56,8 @@ class StepWork(NamedTuple):
     """Of a step with prefills: KV tokens of the request that reads most of them; else 0."""
     size_factor: Number = 1.0
     """How long the matrix products of this graph take, over what their work says."""
+    dealt: Dealt | None = None
+    """Its attention, if it is known how that is dealt out."""
 
 
 def step_work(
@@ -50,10 +65,12 @@ def step_work(
     features: Features,
     graph_sizes: Sequence[int],
     window: int | None,
-    size_factors: Mapping[int, float] = NO_FACTORS,
+    size_factors: SizeFactors = NO_FACTORS,
+    dealer: Dealer | None = None,
 ) -> StepWork:
     """The work of a run whose counts are `features`."""
     tokens = padded(features.num_tokens, graph_sizes)
+    factors = size_factors.prefills if features.num_prefills else size_factors.decodes
     num_new, num_table_tokens = _new_tables(run.plan) if run.plan.kinds else (0, 0)
     return StepWork(
         tokens,
@@ -68,7 +85,8 @@ def step_work(
         features.prefill_pairs,
         features.prefill_kv_tokens,
         _longest_kv(run, window) if features.num_prefills else 0,
-        size_factors.get(tokens, 1.0) if graph_sizes else 1.0,
+        factors.get(tokens, 1.0) if graph_sizes else 1.0,
+        dealer.deal(run, tokens) if dealer else None,
     )
 
 

@@ -44,6 +44,7 @@ def profile_json() -> dict[str, Any]:
         "schedule_new_token_s": 1e-7,
         "inputs_step_s": 1e-3,
         "inputs_request_s": 2e-5,
+        "inputs_mixed_s": 0.0,
         "update_step_s": 3e-5,
         "update_request_s": 5e-6,
         "loop_step_s": 1e-5,
@@ -55,6 +56,7 @@ def profile_json() -> dict[str, Any]:
         "launch_eager_layer_s": 4e-4,
         "kernel_gap_layer_s": 3e-5,
         "mixed_layer_s": 5e-5,
+        "merge_layer_s": 0.0,
         "linear_bandwidth": 0.8,
         "linear_flops": 0.75,
         "linear_blend": 0.2,
@@ -62,8 +64,8 @@ def profile_json() -> dict[str, Any]:
         "kv_bandwidth": 0.9,
         "mixed_kv_bandwidth": 0.6,
         "context_layer_s": 0.0,
+        "round_layer_s": 0.0,
         "context_blend": 0.5,
-        "context_apart": 0.0,
         "kv_imbalance": 0.3,
         "decode_tokens": 250.0,
         "prefill_flops": 0.6,
@@ -109,4 +111,6 @@ def models(
         "profile-shipped": ProfileCost(
             load_model("llama-3.2-1b"), gpu, name="h200-llama-3.2-1b-vllm"
         ),
+        "profile-dealt": ProfileCost(llama, gpu, name="h200-llama-3.1-8b-simserve"),
+        "profile-dealt-window": ProfileCost(window, gpu, name="h200-llama-3.1-8b-simserve"),
     }

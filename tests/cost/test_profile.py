@@ -41,6 +41,10 @@ def load(tmp_path: Path, profile_json: dict[str, Any]) -> Callable[..., ProfileC
     return make
 
 
+def coefficient(**values: Any) -> Change:
+    return lambda content: content["coefficients"].update(values)
+
+
 def seconds(model: ProfileCost, run: StepRun) -> float:
     return float(model.price(run).durations_s[0])
 
@@ -92,6 +96,48 @@ def test_parts_of_a_large_prefill_by_hand(
     assert found["launch_s"] < 0.02 * found["linear_s"], "the GPU is slower than the launches"
 
 
+DEALT = {
+    "merge_layer_s": 1e-5,
+    "mixed_layer_s": 0.0,
+    "inputs_mixed_s": 2e-4,
+    "context_layer_s": 1e-8,
+    "round_layer_s": 3e-7,
+}
+
+
+def test_decodes_whose_chunks_are_known_by_hand(
+    load: Callable[..., ProfileCost], step: Callable[..., StepRun]
+) -> None:
+    """In tiles of 64 tokens they have 2, 4 and 5, each a chunk; 66 chunks run at a time."""
+    plan = load_profile("h200-llama-3.1-8b-simserve").attention_plan
+    assert plan is not None
+    model = load(coefficient(**DEALT), attention_plan=plan.model_dump())
+    found = parts(model, step((96, 1), (199, 1), (299, 1)))
+    kv, idle = 131072 / BANDWIDTH / 0.9, 66 * 64 - (97 + 200 + 300)
+    assert found["attention_decode_s"] == pytest.approx(
+        kv * (97 + 200 + 300 + 0.3 * idle + 11 * 250) + 32 * 1e-5
+    )
+    assert found["attention_prefill_s"] == 0.0
+    assert found["inputs_s"] == pytest.approx(1e-3 + 6e-5)
+
+
+def test_a_decode_beside_tiles_that_are_known_by_hand(
+    load: Callable[..., ProfileCost], step: Callable[..., StepRun]
+) -> None:
+    """A chunk of 512 tokens fills 32 of 33 places; the decode takes 32 keys at a time."""
+    plan = load_profile("h200-llama-3.1-8b-simserve").attention_plan
+    assert plan is not None
+    model = load(coefficient(**DEALT), attention_plan=plan.model_dump())
+    found = parts(model, step((999, 1), (0, 512)))
+    read_s, busiest_s = 131072 / BANDWIDTH / 0.6 * 1000, 32 * (1e-8 * 1000 + 3e-7 * 32)
+    tiles_s = 4 * 32 * 4096 * (33 * 16 * 512) / FLOPS / 0.6
+    decode_s = blend(read_s, busiest_s, 0.5)
+    both_s = blend(decode_s, tiles_s, 2 * 32 / 33)
+    assert found["attention_decode_s"] == pytest.approx(decode_s)
+    assert found["attention_prefill_s"] == pytest.approx(both_s - decode_s)
+    assert found["inputs_s"] == pytest.approx(1e-3 + 4e-5 + 2e-4)
+
+
 def test_small_batches_without_a_graph_wait_for_their_launches(
     load: Callable[..., ProfileCost], step: Callable[..., StepRun]
 ) -> None:
@@ -135,6 +181,21 @@ def test_sizes_with_poor_kernels_take_longer_for_the_models_that_were_measured(
     assert seconds(load(size_factors={16: 1.5}, options=other), run) == seconds(
         load(options=other), run
     )
+
+
+def test_decodes_may_have_size_factors_of_their_own(
+    load: Callable[..., ProfileCost], step: Callable[..., StepRun]
+) -> None:
+    plain, sized = load(), load(size_factors={16: 1.5}, decode_size_factors={16: 1.1, 32: 1.2})
+    for run, factor in (
+        (step((0, 16)), 1.5),
+        (step((9, 1), (0, 12)), 1.5),
+        (step(*[(9, 1)] * 16), 1.1),
+        (step((0, 32)), 1.0),
+        (step(*[(9, 1)] * 32), 1.2),
+    ):
+        expected = factor * parts(plain, run)["linear_s"]
+        assert parts(sized, run)["linear_s"] == pytest.approx(expected)
 
 
 def test_a_new_block_table_costs_its_request_and_its_tokens(
@@ -197,16 +258,17 @@ def test_a_blend_is_at_least_the_larger_and_increases(a: float, b: float, width:
     assert blend(a, b, 0.0) == pytest.approx(max(a, b), rel=1e-12)
 
 
+@pytest.mark.parametrize("profile", ["h200-llama-3.1-8b-vllm", "h200-llama-3.1-8b-simserve"])
 @given(
     name=st.sampled_from(model_names()),
     requests=st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 700)), min_size=1, max_size=4),
 )
 @settings(max_examples=60)
 def test_no_step_is_faster_than_its_flops_or_its_bytes(
-    step: Callable[..., StepRun], name: str, requests: list[tuple[int, int]]
+    profile: str, step: Callable[..., StepRun], name: str, requests: list[tuple[int, int]]
 ) -> None:
     m, gpu = load_model(name), load_gpu("h200")
-    model = ProfileCost(m, gpu, name="h200-llama-3.1-8b-vllm")
+    model = ProfileCost(m, gpu, name=profile)
     took = seconds(model, step(*requests)) * (1 + 1e-12)
     width = m.num_attention_heads * m.head_dim
     projections = m.hidden_size * (2 * width + 2 * m.num_key_value_heads * m.head_dim)
@@ -297,10 +359,6 @@ def test_another_model_is_priced_by_its_shape_and_said_so(
     )
 
 
-def coefficient(**values: Any) -> Change:
-    return lambda content: content["coefficients"].update(values)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -311,6 +369,7 @@ def coefficient(**values: Any) -> Change:
         (coefficient(inputs_step_s=float("nan")), r"coefficients\.inputs_step_s: .*finite"),
         (lambda c: c["coefficients"].pop("kv_bandwidth"), "coefficients lack kv_bandwidth"),
         (lambda c: c.update(size_factors={"16": 0.79}), "of 16 tokens is 0.79, not from 0.8"),
+        (lambda c: c.update(decode_size_factors={"8": 2.1}), "8 tokens is 2.1, not .* to 2"),
         (lambda c: c.update(size_factors={"17": 1.0}), "17 tokens: no graph is of this size"),
         (lambda c: c["domain"].update(tokens=[0, 1]), "count 'tokens' is not known"),
         (lambda c: c["domain"].update(num_reqs=[2, 1]), "domain of 'num_reqs' is empty: 2"),

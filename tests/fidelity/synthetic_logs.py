@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simserve.cost.step_work import NO_FACTORS
+from simserve.cost.step_work import NO_FACTORS, SizeFactors
 from simserve.fidelity.fit.host import engine_seconds
 from simserve.fidelity.fit.profile import VLLM_GRAPHS
 from simserve.fidelity.fit.step import predict
@@ -26,7 +26,7 @@ def synthetic_log(
     num_steps: int = 300,
     host_scale: float = 1.0,
     seed: int = 0,
-    size_factors: Mapping[int, float] = NO_FACTORS,
+    size_factors: SizeFactors = NO_FACTORS,
 ) -> LoadedLog:
     """A log of steps of all regimes that take exactly what the coefficients say."""
     rng = np.random.default_rng([seed, num_steps])

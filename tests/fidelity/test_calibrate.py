@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,15 @@ from simserve.config.build import build
 from simserve.config.executor import Real, Simulated
 from simserve.config.loader import LoadedConfig
 from simserve.config.presets import load_gpu, load_model
+from simserve.cost.dealing import AttentionPlan
 from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import Graphs, ProfileFile, load_profile
 from simserve.cost.step_model import COEFFICIENTS
+from simserve.cost.step_work import NO_FACTORS, SizeFactors
 from simserve.errors import SimserveError
 from simserve.fidelity.calibrate import measure
 from simserve.fidelity.calibrate.calibration import (
+    GROUPS,
     Calibration,
     fit_calibration,
     predicted_s,
@@ -45,6 +50,22 @@ LIMITS = Limits(
     num_kv_tokens=700_000,
     block_size=16,
 )
+PLAN = {
+    "few_decodes": {"tile": 64, "programs": 528, "fine_tokens": 512},
+    "many_decodes": {"tile": 128, "programs": 264, "fine_tokens": 512},
+    "many_decodes_from": 32,
+    "short": {
+        "tall": {"rows": 64, "keys": 64, "programs": 264},
+        "whole": {"rows": 16, "keys": 32, "programs": 528},
+    },
+    "long": {
+        "tall": {"rows": 128, "keys": 128, "programs": 132},
+        "whole": {"rows": 16, "keys": 64, "programs": 528},
+    },
+    "long_from": 4097,
+}
+WITH_PLAN = {"merge_layer_s": 6e-6, "round_layer_s": 3e-7, "mixed_layer_s": 0.0}
+WITHOUT_PLAN = {"merge_layer_s": 0.0, "round_layer_s": 0.0, "mixed_layer_s": 2e-5}
 NOT_SEEN = (
     "loop_step_s",
     "loop_request_s",
@@ -75,9 +96,9 @@ def known_profile() -> ProfileFile:
         for (name, value), factor in zip(real.coefficients.items(), factors, strict=True)
     }
     coefficients |= dict.fromkeys(NOT_SEEN, 0.0)
-    coefficients |= {"context_layer_s": 2e-8, "context_blend": 0.5, "context_apart": 1.2}
-    own = {"coefficients": coefficients, "graphs": GRAPHS, "size_factors": {}}
-    return real.model_copy(update=own)
+    coefficients |= {"context_layer_s": 2e-8, "context_blend": 0.5, "inputs_mixed_s": 2e-4}
+    own = {"coefficients": coefficients | WITH_PLAN, "graphs": GRAPHS, "size_factors": {}}
+    return real.model_copy(update={**own, "attention_plan": AttentionPlan(**PLAN)})
 
 
 class KnownExecutor:
@@ -116,6 +137,7 @@ class FakeMachine:
             "device_name": "NVIDIA H200",
             "torch": "2.11",
             "triton": "3.6",
+            "attention_plan": PLAN,
             **dict.fromkeys(("attention", "kv_layout", "mixed", "dtype", "kv_dtype"), "so"),
         }
 
@@ -153,13 +175,76 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfileFile, Calibr
 def test_known_coefficients_come_back(known: tuple[ProfileFile, Calibration]) -> None:
     profile, calibration = known
     found = fit_calibration(calibration, "mine")
-    off = {
-        name: (found.coefficients[name], value)
-        for name, value in profile.coefficients.items()
-        if abs(found.coefficients[name] - value) > 0.01 * value
-    }
-    assert not off
+    assert not differing(found.coefficients, profile.coefficients)
     assert not found.size_factors
+    assert not found.decode_size_factors
+    assert found.attention_plan == profile.attention_plan
+
+
+def differing(found: Mapping[str, float], true: Mapping[str, float]) -> dict[str, object]:
+    """Those that are off by more than 1 %."""
+    return {
+        name: (found[name], value)
+        for name, value in true.items()
+        if abs(found[name] - value) > 0.01 * value
+    }
+
+
+def priced_anew(
+    calibration: Calibration,
+    coefficients: Mapping[str, float],
+    size_factors: SizeFactors = NO_FACTORS,
+) -> Calibration:
+    """The same steps on a machine that takes what `coefficients` say."""
+
+    def priced(measured: MeasuredSteps, made_by_scheduler: bool) -> MeasuredSteps:
+        steps, sheet, graphs = measured.steps, calibration.sheet, calibration.graphs
+        duration_s = predict(coefficients, sheet, steps, graphs, 1.0, size_factors)
+        if not made_by_scheduler:
+            duration_s = duration_s - engine_seconds(coefficients, steps)
+        return MeasuredSteps(replace(steps, duration_s=duration_s), measured.host_s, measured.heat)
+
+    return replace(
+        calibration,
+        designed=priced(calibration.designed, made_by_scheduler=False),
+        traffic=priced(calibration.traffic, made_by_scheduler=True),
+        held_out=priced(calibration.held_out, made_by_scheduler=True),
+    )
+
+
+def test_sizes_are_found_apart_for_decodes_and_for_steps_with_prefills(
+    known: tuple[ProfileFile, Calibration],
+) -> None:
+    profile, calibration = known
+    factors = SizeFactors(prefills={64: 1.2, 128: 0.95}, decodes={64: 0.9, 96: 1.15})
+    graphs = GRAPHS.model_copy(update={"piecewise": True})
+    sized = priced_anew(replace(calibration, graphs=graphs), profile.coefficients, factors)
+    found = fit_calibration(sized, "mine")
+    for kind, true in (
+        (found.size_factors, factors.prefills),
+        (found.factors.decodes, factors.decodes),
+    ):
+        assert {size: kind[size] for size in true} == pytest.approx(true, rel=0.02)
+        assert all(abs(kind[size] - 1.0) < 0.03 for size in kind if size not in true)
+
+
+def test_where_it_is_not_known_how_attention_is_dealt_out_a_sum_and_a_maximum_stand_in(
+    known: tuple[ProfileFile, Calibration],
+) -> None:
+    profile, calibration = known
+    without = replace(
+        calibration,
+        attention_plan=None,
+        **{
+            name: replace(group, steps=replace(group.steps, dealt=None))
+            for name in GROUPS
+            for group in [calibration.group(name)]
+        },
+    )
+    true = {**profile.coefficients, **WITHOUT_PLAN}
+    found = fit_calibration(priced_anew(without, true), "mine")
+    assert not differing(found.coefficients, true)
+    assert found.attention_plan is None
 
 
 def test_a_warm_host_of_designed_steps_is_told_apart(
@@ -200,6 +285,7 @@ def test_a_host_that_was_slow_for_some_steps_makes_no_kernel_slow(
     assert kernels == pytest.approx(true_kernels, rel=0.02)
     c, host = found.coefficients, steps.engine_s + host_s
     inputs_s = c["inputs_step_s"] + c["inputs_request_s"] * steps.num_reqs
+    inputs_s = inputs_s + c["inputs_mixed_s"] * (steps.num_prefills > 0)
     priced_s = engine_seconds(c, steps) + inputs_s
     assert priced_s.sum() == pytest.approx(host.sum(), rel=0.02)
     assert np.median(host / priced_s) < 0.97
@@ -255,6 +341,29 @@ def test_a_calibration_survives_its_file(
         read_calibration(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(attention_plan=None), "designed: attention_plan and columns"),
+        (lambda d: d["traffic"].pop("num_chunks"), "traffic: attention_plan and columns"),
+        (lambda d: d["held_out"]["heat"].pop(), "held_out: columns of unlike lengths"),
+    ],
+)
+def test_steps_that_do_not_go_together_are_refused(
+    known: tuple[ProfileFile, Calibration],
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], object],
+    message: str,
+) -> None:
+    path = tmp_path / "c.steps.json.gz"
+    write_calibration(path, known[1])
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    change(document)
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    with pytest.raises(SimserveError, match=rf"c\.steps\.json\.gz: .*{message}"):
+        read_calibration(path)
+
+
 def test_the_picture_holds_every_step(known: tuple[ProfileFile, Calibration]) -> None:
     calibration = known[1]
     found = regimes(calibration, fit_calibration(calibration, "mine"))
@@ -270,6 +379,8 @@ def test_the_profile_that_ships_is_what_its_steps_give() -> None:
     found, shipped = fit_calibration(read_calibration(steps), name), load_profile(name)
     assert found.coefficients == pytest.approx(shipped.coefficients, rel=1e-3, abs=1e-9)
     assert found.size_factors == pytest.approx(shipped.size_factors, abs=0.002)
+    assert found.decode_size_factors == pytest.approx(shipped.decode_size_factors, abs=0.002)
+    assert found.attention_plan == shipped.attention_plan == AttentionPlan(**PLAN)
     assert shipped.errors["blind"]["all"].mape < 0.04
 
 

@@ -8,7 +8,7 @@ import pytest
 from simserve.cost.features import extract
 from simserve.cost.profile_file import Graphs
 from simserve.cost.step_model import Path as KernelPath
-from simserve.cost.step_work import step_work
+from simserve.cost.step_work import SizeFactors, step_work
 from simserve.fidelity.fit.profile import VLLM_GRAPHS
 from simserve.fidelity.logs.log_plans import log_plans
 from simserve.fidelity.logs.observations import observe, split_by_path
@@ -19,7 +19,7 @@ from simserve.types import StepRun
 def test_columns_count_what_plans_count(warm: StepLog) -> None:
     """The fit and a simulation see the same work in the same steps."""
     steps, sizes = observe(warm), VLLM_GRAPHS.sizes
-    factors = {2: 1.5, 512: 0.9}
+    factors = SizeFactors(prefills={2: 1.1, 64: 1.2, 512: 0.9}, decodes={2: 1.5, 64: 0.8})
     groups = split_by_path(steps, VLLM_GRAPHS, factors)
     assert sorted(np.concatenate([group.rows for group in groups])) == list(range(len(steps)))
     plans = list(log_plans(warm))
@@ -34,7 +34,7 @@ def test_columns_count_what_plans_count(warm: StepLog) -> None:
             expected = KernelPath.PIECEWISE if tokens <= 512 else KernelPath.EAGER
             assert path == (KernelPath.FULL if alone and tokens <= 256 else expected)
     met = {one for group in groups for one in group.work.size_factor.tolist()}
-    assert met == {1.0, *factors.values()}
+    assert met == {1.0, 0.9, 1.2, 1.5}
 
 
 def test_gaps_between_steps_and_who_came_in_them(tiny: StepLog) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from simserve import api
 from simserve.cli.main import app
 from simserve.config.build import build
 from simserve.config.loader import load_config
+from simserve.config.presets import load_model
+from simserve.cost.dealing import AttentionPlan, Dealer, Dealt, MixedLaunches, SplitDecodes
 from simserve.cost.profile_file import load_profile
 from simserve.engine.simulation import simulate
 from simserve.errors import RunDirectoryError
-from simserve.fidelity.logs.observations import Observations
+from simserve.fidelity.logs.observations import COLUMNS
 from simserve.fidelity.logs.run_steps import measured_steps
 from simserve.fidelity.logs.step_watch import PARTS, StepWatch
 from simserve.metrics.rundir import read_run
@@ -28,7 +30,14 @@ from simserve.types import StepResult, StepRun
 from tests.executor.decoders import tiny_config
 
 LOG = Path(__file__).parents[1] / "data" / "vllm_logs" / "warm.json.gz"
-COUNTS = [f.name for f in fields(Observations) if not f.name.endswith("_s")]
+COUNTS = [name for name in COLUMNS if not name.endswith("_s")]
+GRAPH_SIZES = [1, 2, 4, 8]
+PREEMPTING = ("kv_cache.num_gpu_blocks=20",)
+SHORT_PROMPTS = (
+    "workload.synthetic.shared_prefix=null",
+    "workload.synthetic.prompt_len.max=8",
+    "workload.synthetic.arrival.rate=5000",
+)
 
 
 class _Answers:
@@ -45,7 +54,7 @@ class _Answers:
         return StepResult([start_s + sum(parts.values())], parts | facts, run.plan.samples)
 
 
-def _run(*overrides: str) -> tuple[StepWatch, pa.Table, pa.Table]:
+def _run(*overrides: str, dealer: Dealer | None = None) -> tuple[StepWatch, pa.Table, pa.Table]:
     config = {
         "model": "llama-3.2-1b",
         "workload": {
@@ -62,6 +71,8 @@ def _run(*overrides: str) -> tuple[StepWatch, pa.Table, pa.Table]:
     }
     built = build(load_config(config, list(overrides)), 0)
     built.parts.executor = watch = StepWatch(_Answers(), None, 0)
+    if dealer is not None:
+        watch.deal(dealer, GRAPH_SIZES)
     simulate(built.parts)
     data = built.recorder.data()
     return watch, requests_table(data, False), steps_table(data)
@@ -81,8 +92,45 @@ def test_counts_are_those_of_the_plans() -> None:
     assert found.steps.prefill_pairs.sum() > 0
 
 
+def _dealer(num_programs: int) -> Dealer:
+    """Of a GPU so small that the order of a batch makes a difference."""
+    tiles = {"rows": 16, "keys": 16, "programs": num_programs}
+    cut = {"tile": 16, "programs": num_programs, "fine_tokens": 32}
+    launches = {"tall": tiles, "whole": {**tiles, "keys": 8}}
+    plan = AttentionPlan(
+        few_decodes=SplitDecodes(**cut),
+        many_decodes=SplitDecodes(**{**cut, "tile": 32}),
+        many_decodes_from=4,
+        short=MixedLaunches(**launches),
+        long=MixedLaunches(**{**launches, "tall": {**tiles, "rows": 32}}),
+        long_from=80,
+    )
+    return Dealer(plan, load_model("llama-3.2-1b"))
+
+
+@pytest.mark.parametrize("num_programs", [16, 24, 20])
+@pytest.mark.parametrize("overrides", [(), PREEMPTING, SHORT_PROMPTS])
+def test_attention_is_dealt_out_as_of_the_plans(
+    num_programs: int, overrides: tuple[str, ...]
+) -> None:
+    """Of KV heads there are 8, so that these are two or three parts, and steps take many rounds.
+
+    Among short prompts are some of one token, which look like decodes, beside parts of others.
+    """
+    watch, requests, steps = _run(*overrides, dealer=_dealer(num_programs))
+    watched = watch.measured().steps
+    again = measured_steps(requests, steps, None, _dealer(num_programs), GRAPH_SIZES).steps
+    times = watched.duration_s.tolist()
+    rows = [times.index(pytest.approx(one)) for one in again.duration_s]
+    assert watched.dealt is not None
+    assert again.dealt is not None
+    for name, expected, found in zip(Dealt._fields, watched.dealt, again.dealt, strict=True):
+        assert found.tolist() == expected[rows].tolist(), name
+        assert len(set(found.tolist())) > 1, name
+
+
 def test_steps_of_preempted_requests_are_left_out() -> None:
-    watch, requests, steps = _run("kv_cache.num_gpu_blocks=20")
+    watch, requests, steps = _run(*PREEMPTING)
     assert sum(requests["num_preemptions"].to_pylist()) > 0
     watched, explained = watch.measured(), measured_steps(requests, steps)
     expected, found = watched.steps, explained.steps
@@ -140,3 +188,26 @@ def test_a_real_run_is_fitted(tmp_path: Path) -> None:
     )
     assert again.exit_code == 2
     assert "of two engines" in again.output
+    env = json.loads((tmp_path / "run" / "env.json").read_text())
+    shutil.copytree(tmp_path / "run", tmp_path / "dealt")
+    shipped = load_profile("h200-llama-3.1-8b-simserve").attention_plan
+    assert shipped is not None
+    env["executor"]["attention_plan"] = shipped.model_dump()
+    (tmp_path / "dealt" / "env.json").write_text(json.dumps(env))
+    result = CliRunner().invoke(app, ["fit", str(tmp_path / "dealt"), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    dealt = load_profile(path=out)
+    assert dealt.attention_plan == shipped
+    assert dealt.coefficients["mixed_layer_s"] == 0
+    assert profile.coefficients["merge_layer_s"] == profile.coefficients["round_layer_s"] == 0
+    both = CliRunner().invoke(
+        app, ["fit", *(str(tmp_path / name) for name in ("run", "dealt")), "--out", str(out)]
+    )
+    assert both.exit_code == 2
+    assert "dealt has another one than run" in " ".join(both.output.split())
+    env["executor"]["attention_plan"]["long_from"] = 0
+    (tmp_path / "dealt" / "env.json").write_text(json.dumps(env))
+    broken = CliRunner().invoke(app, ["fit", str(tmp_path / "dealt"), "--out", str(out)])
+    assert broken.exit_code == 2
+    where = "dealt/env.json: executor.attention_plan.long_from: Input should be greater than 0"
+    assert where in " ".join(broken.output.split())

@@ -138,10 +138,20 @@ class Machine:
         if self._device.type == "cuda":
             import triton
 
+            from simserve.executor.real.attention_plan import attention_plan
+
             free, total = torch.cuda.mem_get_info(self._device)
             peak = torch.cuda.max_memory_reserved(self._device)
             given_back = peak - torch.cuda.memory_reserved(self._device)
             facts |= {
+                "attention_plan": attention_plan(
+                    self.decoder.shape.model,
+                    path,
+                    self.decoder.dtype,
+                    self._kv_dtype,
+                    options.max_model_len,
+                    self._device,
+                ),
                 "device_name": torch.cuda.get_device_name(self._device),
                 "triton": triton.__version__,
                 "cuda": torch.version.cuda,

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.config.presets import load_gpu
+from simserve.cost.dealing import AttentionPlan
 from simserve.cost.profile_file import Engine, Graphs, ProfileFile
 from simserve.cost.step_model import Sheet, sheet
 from simserve.errors import SimserveError
 from simserve.fidelity.fit.host import engine_seconds
-from simserve.fidelity.fit.own_host import OwnHost, own_host
+from simserve.fidelity.fit.own_host import own_host
 from simserve.fidelity.fit.profile import fit_profile
 from simserve.fidelity.fit.step import predict, slowed
 from simserve.fidelity.logs.executor_facts import ENGINE
@@ -67,6 +68,8 @@ class Calibration:
     attention_path: str
     measured_on: str
     graphs: Graphs
+    attention_plan: AttentionPlan | None
+    """None: how attention was dealt out to the GPU is not known."""
     designed: MeasuredSteps
     """Steps that no scheduler made: schedule() and update() are 0."""
     traffic: MeasuredSteps
@@ -101,11 +104,13 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     Raises:
         SimserveError: the file cannot be written.
     """
+    plan = calibration.attention_plan
     document = {
         "schema_version": _VERSION,
         **{name: getattr(calibration, name) for name in _FACTS},
         "model": asdict(calibration.model),
         "graphs": calibration.graphs.model_dump(),
+        "attention_plan": plan and plan.model_dump(),
         **{name: calibration.group(name).as_json() for name in GROUPS},
     }
     try:
@@ -124,12 +129,26 @@ def read_calibration(path: Path) -> Calibration:
         document = json.loads(gzip.decompress(path.read_bytes()))
         if document.pop("schema_version") != _VERSION:
             raise ValueError("another schema_version")
-        read: dict[str, Any] = {name: MeasuredSteps.of(document[name]) for name in GROUPS}
+        plan = document.get("attention_plan")
+        read: dict[str, Any] = {name: _read_group(name, document[name], plan) for name in GROUPS}
         read |= {name: str(document[name]) for name in _FACTS}
-        model, graphs = ModelShape(**document["model"]), Graphs(**document["graphs"])
-        return Calibration(**read, model=model, graphs=graphs)
+        return Calibration(
+            **read,
+            model=ModelShape(**document["model"]),
+            graphs=Graphs(**document["graphs"]),
+            attention_plan=AttentionPlan(**plan) if plan else None,
+        )
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SimserveError(f"{path}: cannot read these measured steps: {error!r}") from error
+
+
+def _read_group(name: str, columns: Mapping[str, list[float]], plan: object) -> MeasuredSteps:
+    if len({len(column) for column in columns.values()}) != 1:
+        raise ValueError(f"{name}: columns of unlike lengths")
+    measured = MeasuredSteps.of(columns)
+    if (measured.steps.dealt is None) == bool(plan):
+        raise ValueError(f"{name}: attention_plan and columns of attention do not go together")
+    return measured
 
 
 def fit_calibration(calibration: Calibration, name: str) -> ProfileFile:
@@ -142,9 +161,9 @@ def fit_calibration(calibration: Calibration, name: str) -> ProfileFile:
     """
     host = own_host(calibration.traffic)
     logs = [
-        _log(calibration, name, steps, host)
+        _log(calibration, name, steps)
         for name, steps in (
-            ("designed", _with_scheduler(calibration.designed, host.coefficients)),
+            ("designed", _with_scheduler(calibration.designed, host)),
             ("traffic", calibration.traffic),
             ("held_out", calibration.held_out),
         )
@@ -157,7 +176,8 @@ def fit_calibration(calibration: Calibration, name: str) -> ProfileFile:
         attention_path=calibration.attention_path,
         measured_on=calibration.measured_on,
         graphs=calibration.graphs,
-        known=host.coefficients,
+        attention_plan=calibration.attention_plan,
+        known=host,
         own_hosts=("designed",),
     )
     engine = Engine(
@@ -186,7 +206,7 @@ def predicted_s(
             steps.steps,
             profile.graphs,
             host_scale,
-            profile.size_factors,
+            profile.factors,
             slower,
         )
 
@@ -210,7 +230,7 @@ def _with_scheduler(measured: MeasuredSteps, coefficients: Mapping[str, float]) 
     return MeasuredSteps(priced, measured.host_s, measured.heat)
 
 
-def _log(calibration: Calibration, name: str, measured: MeasuredSteps, host: OwnHost) -> _Log:
+def _log(calibration: Calibration, name: str, measured: MeasuredSteps) -> _Log:
     content: dict[str, Any] = measured.as_json()
     return _Log(
         name=name,
@@ -219,7 +239,7 @@ def _log(calibration: Calibration, name: str, measured: MeasuredSteps, host: Own
         model=calibration.model.name,
         gpu=calibration.gpu,
         steps=measured.steps,
-        kernels_s=host.kernels_s(measured),
+        kernels_s=measured.forward_s,
         heat=measured.share_of_flops(calibration.sheet),
         measured=calibration,
     )

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from simserve.executor.real.bench.step_cases import StepCase, parse_step_case
+import numpy as np
+
+from simserve.executor.real.bench.step_cases import RequestShape, StepCase, parse_step_case
 
 __all__ = ["Limits", "design", "num_rest_steps", "traffic"]
 
 _BATCHES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 44, 64, 96, 128, 180, 256)
 """Numbers of decodes; 6, 12, 44 and 180 are padded to the next graph."""
-_CONTEXTS = (64, 512, 2048, 8192, 32000)
+_CONTEXTS = (64, 2048, 8192, 32000)
 _PROMPTS = (16, 32, *range(64, 2049, 64), 3072, 4096, 6144, 8192)
 """Up to 2,048 each size that a graph is captured for: products of some take longer than others."""
 _SEVERAL_PROMPTS = ("4*64", "4*128", "4*512", "8*256", "16*512")
@@ -24,12 +26,19 @@ _UNLIKE_IN_TURNS = (
     *(("1@4096,11*1@512", 2), ("11*1@512,1@4096", 4)),
 )
 """So often each. Kernels take requests in the order of the batch: long ones may stand anywhere."""
-_MIXED_DECODES = ("1@512", "8*1@2048", "32*1@512", "32*1@2048", "96*1@1024", "200*1@512")
-_MIXED_DECODES_UNLIKE = ("2*1@7168,46*1@512", "23*1@512,1@5000,23*1@512,1@5000")
+_EVERY_BATCH_CONTEXT = 512
+"""Of as many decodes as each graph takes: their products differ as those of prompts do."""
+_MIXED_DECODES = ("1@512", "32*1@2048", "200*1@512", "23*1@512,1@5000,23*1@512,1@5000")
 _MIXED_PROMPTS = (
     *("32", "128", "384", "960", "1984", "4*120"),
     *("448@4096", "512@2048", "512@6144,128", "1984@8192"),
 )
+
+_NUM_DRAWN_DECODES, _NUM_DRAWN_MIXED = 30, 50
+"""Batches as service makes them, of unlike requests: drawn once, the same for every machine."""
+_MOST_DECODES, _LONGEST_CONTEXT, _MOST_NEW = 256, 16_000, 1500
+_MEDIAN_CONTEXTS = 100, 4000
+_SPREADS = 0.2, 1.2
 
 _NUM_REST_STEPS = 2
 _LEAST_WITHOUT_REST = 1024
@@ -55,6 +64,7 @@ def design(limits: Limits, num_steps: int) -> list[StepCase]:
     """Decodes, prompts, chunks and mixed batches that fit, each run for `num_steps` steps and their
     rests."""
     cases = [parse_step_case(text) for text in _shapes()]
+    cases += _drawn(np.random.default_rng(0))
     return [case for case in cases if _fits(case, limits, num_steps)]
 
 
@@ -71,14 +81,46 @@ def num_rest_steps(case: StepCase) -> int:
 def _shapes() -> Iterator[str]:
     for batch, context in product(_BATCHES, _CONTEXTS):
         yield f"{batch}*1@{context}"
+    for batch in sorted({*_BATCHES, *range(8, _MOST_DECODES + 1, 8)}):
+        yield f"{batch}*1@{_EVERY_BATCH_CONTEXT}"
     yield from _UNLIKE
     yield from (",".join([requests] * times) for requests, times in _UNLIKE_IN_TURNS)
     yield from map(str, _PROMPTS)
     yield from _SEVERAL_PROMPTS
     for chunk, start in product(_CHUNKS, _CHUNK_STARTS):
         yield f"{chunk}@{start}"
-    for decodes, prompts in product((*_MIXED_DECODES, *_MIXED_DECODES_UNLIKE), _MIXED_PROMPTS):
+    for decodes, prompts in product(_MIXED_DECODES, _MIXED_PROMPTS):
         yield f"{decodes},{prompts}"
+
+
+def _drawn(rng: np.random.Generator) -> Iterator[StepCase]:
+    for _ in range(_NUM_DRAWN_DECODES):
+        yield StepCase("decodes", _drawn_decodes(rng, _MOST_DECODES))
+    for _ in range(_NUM_DRAWN_MIXED):
+        decodes, prompts = _drawn_decodes(rng, _MOST_DECODES // 2), _drawn_prompts(rng)
+        yield StepCase("mixed", (*decodes, *prompts))
+
+
+def _drawn_decodes(rng: np.random.Generator, most: int) -> tuple[RequestShape, ...]:
+    """From few to many, of lognormal contexts about some median."""
+    number, median = _log_uniform(rng, 2, most), _log_uniform(rng, *_MEDIAN_CONTEXTS)
+    contexts = rng.lognormal(np.log(median), rng.uniform(*_SPREADS), number)
+    return tuple(RequestShape(1, min(int(one), _LONGEST_CONTEXT)) for one in contexts + 1)
+
+
+def _drawn_prompts(rng: np.random.Generator) -> tuple[RequestShape, ...]:
+    """A prompt, a chunk of one, or several short ones."""
+    kind = rng.integers(3)
+    if kind == 2:
+        number = int(rng.integers(2, 6))
+        new = (_log_uniform(rng, 8, _MOST_NEW // number) for _ in range(number))
+        return tuple(RequestShape(one, 0) for one in new)
+    start = _log_uniform(rng, 64, _LONGEST_CONTEXT) if kind == 1 else 0
+    return (RequestShape(_log_uniform(rng, 8, _MOST_NEW), start),)
+
+
+def _log_uniform(rng: np.random.Generator, low: int, high: int) -> int:
+    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
 def _fits(case: StepCase, limits: Limits, num_steps: int) -> bool:

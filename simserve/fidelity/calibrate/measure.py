@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from simserve.config.build_real import open_machine
 from simserve.config.environment import collect
 from simserve.config.loader import LoadedConfig, load_config
 from simserve.config.presets import gpu_names
+from simserve.cost.dealing import Dealer
 from simserve.engine.simulation import simulate
 from simserve.errors import SimserveError, counted
 from simserve.executor.real.bench.step_cases import StepCase
@@ -137,6 +137,10 @@ class _Bench:
             num_kv_tokens=(kv_cache.num_gpu_blocks - 1) * kv_cache.block_size,
             block_size=kv_cache.block_size,
         )
+        self._graphs = executor_facts.graphs(
+            machine.facts, self.limits.max_num_seqs, self.limits.max_num_batched_tokens
+        )
+        self._attention_plan = executor_facts.attention_plan(machine.facts)
         self.cases: list[StepCase] = design(self.limits, _NUM_WARMUP_STEPS + _NUM_STEPS)
 
     def round(self, number: int) -> MeasuredSteps:
@@ -167,7 +171,10 @@ class _Bench:
         return watch.measured()
 
     def _watch(self, executor: Any) -> StepWatch:
-        return StepWatch(executor, self._loaded.model.sliding_window, _NUM_WARMUP_STEPS)
+        watch = StepWatch(executor, self._loaded.model.sliding_window, _NUM_WARMUP_STEPS)
+        if self._attention_plan is not None:
+            watch.deal(Dealer(self._attention_plan, self._loaded.model), self._graphs.sizes)
+        return watch
 
     def calibration(
         self,
@@ -186,9 +193,8 @@ class _Bench:
             decision_version=config.scheduler.compat,
             attention_path=executor_facts.attention_path(facts),
             measured_on=executor_facts.measured_on(facts, collect(), today),
-            graphs=executor_facts.graphs(
-                facts, self.limits.max_num_seqs, self.limits.max_num_batched_tokens
-            ),
+            graphs=self._graphs,
+            attention_plan=self._attention_plan,
             designed=_joined(rounds),
             traffic=_joined(streams),
             held_out=held_out,
@@ -196,10 +202,7 @@ class _Bench:
 
 
 def _joined(groups: Sequence[MeasuredSteps]) -> MeasuredSteps:
-    columns = {
-        field.name: np.concatenate([getattr(group.steps, field.name) for group in groups])
-        for field in fields(Observations)
-    }
+    steps = Observations.joined([group.steps for group in groups])
     host_s = np.concatenate([group.host_s for group in groups])
     heat = np.concatenate([group.heat for group in groups])
-    return MeasuredSteps(Observations(**columns), host_s, heat)
+    return MeasuredSteps(steps, host_s, heat)

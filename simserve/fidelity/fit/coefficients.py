@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from simserve.cost.profile_file import Graphs
 from simserve.cost.step_model import COEFFICIENTS
+from simserve.cost.step_work import SizeFactors
 from simserve.fidelity.fit.host import fit_host
 from simserve.fidelity.fit.prices import Prices
-from simserve.fidelity.fit.sizes import bounded_factors, fit_size_factors
+from simserve.fidelity.fit.sizes import bounded, fit_size_factors
 from simserve.fidelity.fit.step import FITTED_HERE, Sample, fit_steps
 from simserve.fidelity.logs.loaded_log import LoadedLog
 
@@ -21,8 +22,12 @@ Floats = NDArray[np.float64]
 
 _HOST_TIMES = ("inputs_step_s", "inputs_request_s", "launch_step_s", "launch_eager_layer_s")
 _ENGINE_TIMES = tuple(name for name in COEFFICIENTS if name not in FITTED_HERE)
-_ONE_LAUNCH = "vllm-"
-"""Engines whose attention takes decodes and prefills in one launch: `context_apart` is 0."""
+_OF_PLANS = ("merge_layer_s", "round_layer_s")
+"""What no log tells that does not say how attention was dealt out."""
+_OF_OTHERS = ("mixed_layer_s",)
+"""What stands in for the merge there: one of the two kinds of steps takes longer."""
+_OF_OWN_HOSTS = ("inputs_mixed_s",)
+"""What no log tells whose kernels were not timed by themselves."""
 _LONG_LOG_STEPS = 60
 _ENOUGH_LONG_LOGS = 3
 _SIZE_ROUNDS = 2
@@ -46,8 +51,11 @@ def fit_prices(
     reference = _reference_scale(logs, scales, model, own_hosts)
     if not any(log.has_host for log in logs):
         known = {**known, **dict.fromkeys(_HOST_TIMES, 0.0)}
-    if logs[0].engine.startswith(_ONE_LAUNCH):
-        known = {**known, "context_apart": 0.0}
+    has_plan = any(log.steps.dealt is not None for log in logs)
+    unknown = [*(_OF_OTHERS if has_plan else _OF_PLANS)]
+    if any(log.kernels_s is None for log in logs):
+        unknown += _OF_OWN_HOSTS
+    known = {**dict.fromkeys(unknown, 0.0), **known}
     samples = [
         Sample(
             log.steps,
@@ -63,7 +71,7 @@ def fit_prices(
     fixed = {name: value / at[name] for name, value in known.items()}
     of_steps, hosts, clock = fit_steps(samples, graphs, fixed)
     found = {**host, **of_steps}
-    factors: dict[str, dict[int, float]] = {}
+    factors: dict[str, SizeFactors] = {}
     for _ in range(_SIZE_ROUNDS):
         samples = [
             one._replace(host_scale=factor * one.host_scale)
@@ -82,7 +90,7 @@ def fit_prices(
         found = {**host, **of_steps}
     found = {**{name: value * at[name] for name, value in found.items()}, **known}
     coefficients = {name: float(f"{found[name]:.5g}") for name in COEFFICIENTS}
-    sizes = bounded_factors(factors[model], coefficients)
+    sizes = bounded(factors[model], coefficients)
     clock = clock and (round(float(clock[0]), 4), round(float(clock[1]), 4))
     return Prices(model, coefficients, sizes, graphs, clock)
 

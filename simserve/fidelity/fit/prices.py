@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.cost.profile_file import Graphs, ProfileFile
+from simserve.cost.step_work import NO_FACTORS, SizeFactors
 from simserve.fidelity.fit.step import predict, slowed
 from simserve.fidelity.logs.loaded_log import LoadedLog
 
@@ -24,7 +25,7 @@ class Prices:
     model: str
     """Whose `size_factors` these are."""
     coefficients: Mapping[str, float]
-    size_factors: Mapping[int, float]
+    size_factors: SizeFactors
     graphs: Graphs
     clock: tuple[float, float] | None = None
     """What heat adds to the kernels of steps with prefills, and of others."""
@@ -33,11 +34,11 @@ class Prices:
     def of(cls, profile: ProfileFile) -> Prices:
         """Those of a profile."""
         clock = (profile.clock.prefills, profile.clock.decodes) if profile.clock else None
-        return cls(profile.model, profile.coefficients, profile.size_factors, profile.graphs, clock)
+        return cls(profile.model, profile.coefficients, profile.factors, profile.graphs, clock)
 
     def predict(self, log: LoadedLog, host_scale: float | Floats) -> Floats:
         """Durations of a log's steps (s) on a host of one speed, or of one a step."""
-        factors = self.size_factors if log.model == self.model else {}
+        factors = self.size_factors if log.model == self.model else NO_FACTORS
         slower = slowed(self.clock, log.heat, log.steps)
         return predict(
             self.coefficients, log.sheet, log.steps, self.graphs, host_scale, factors, slower

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from simserve.cost.dealing import AttentionPlan
 from simserve.cost.profile_file import Clock, Engine, Graphs, LogFile, ProfileFile
+from simserve.cost.step_work import SizeFactors
 from simserve.errors import TraceError
 from simserve.fidelity.fit.coefficients import fit_prices
+from simserve.fidelity.fit.prices import Prices
 from simserve.fidelity.fit.residuals import (
     host_residuals,
     host_scale_of,
@@ -39,6 +43,7 @@ def fit_profile(
     attention_path: str = "not said",
     measured_on: str = "not said",
     graphs: Graphs = VLLM_GRAPHS,
+    attention_plan: AttentionPlan | None = None,
     known: Mapping[str, float] | None = None,
     own_hosts: Collection[str] = (),
 ) -> ProfileFile:
@@ -52,39 +57,39 @@ def fit_profile(
         attention_path: attention kernels and graph modes, in words.
         measured_on: machine, software and date, in words.
         graphs: what the engine captured.
+        attention_plan: by which the steps' attention was dealt out, if that is known.
         known: coefficients that were measured by themselves, on a host of scale 1.
         own_hosts: names of logs whose host had a speed of its own, which their schedule() and
             update() times do not tell. It is fitted, and they define no host speed and no scatter.
 
     Raises:
-        TraceError: no log of `model` is there to fit on, logs are of several GPUs or engines, or a
-            log is fitted and held out at once.
+        TraceError: no log of `model` is there, logs are of several GPUs or engines, or one is
+            fitted and held out at once.
     """
     own = [log for log in fitted if log.model == model]
     _check(fitted, held_out, own, model)
     prices = fit_prices(fitted, graphs, model, known or {}, own_hosts)
     told = [log for log in own if log.has_host and log.name not in own_hosts]
     unseen = [log for log in held_out if log.model == model]
-    of_host, hold = host_residuals(told, prices.coefficients)
-    engine, _, version = fitted[0].engine.rpartition("-")
     return ProfileFile(
         schema_version=1,
         name=name,
         model=model,
         measured_models=sorted({log.model for log in fitted}),
         gpu=fitted[0].gpu,
-        engine=Engine(name=engine, timing_version=version, decision_version=version),
+        engine=_engine(fitted[0]),
         attention_path=attention_path,
         measured_on=measured_on,
         host="adds",
         graphs=graphs,
+        attention_plan=attention_plan,
         domain={feature: _range(own, feature) for feature in _DOMAIN},
         coefficients=dict(prices.coefficients),
-        size_factors=dict(prices.size_factors),
+        size_factors=dict(prices.size_factors.prefills),
+        decode_size_factors=_decodes_apart(prices.size_factors),
         clock=prices.clock and Clock(prefills=prices.clock[0], decodes=prices.clock[1]),
         residuals=step_residuals(told, prices),
-        host_residuals=of_host,
-        host_residual_steps=hold,
+        **_host_scatter(told, prices),
         errors=step_errors_of(unseen, prices),
         fitted=[_log_file(log, prices.coefficients) for log in fitted],
         held_out=[_log_file(log, prices.coefficients) for log in unseen],
@@ -102,6 +107,27 @@ def _check(
     held = {log.sha256: log.name for log in held_out}
     if both := [log.name for log in fitted if log.sha256 in held]:
         raise TraceError(f"fitted and held out at once: {', '.join(both)}")
+    for log in fitted:
+        if log.has_host and log.kernels_s is None and not log.steps.engine_s.any():
+            raise TraceError(
+                f"{log.name}: all its schedule() and update() times are 0, so nothing tells the "
+                "host's part of its steps from the GPU's"
+            )
+
+
+def _engine(log: LoadedLog) -> Engine:
+    name, _, version = log.engine.rpartition("-")
+    return Engine(name=name, timing_version=version, decision_version=version)
+
+
+def _host_scatter(logs: Sequence[LoadedLog], prices: Prices) -> dict[str, Any]:
+    residuals, hold = host_residuals(logs, prices.coefficients)
+    return {"host_residuals": residuals, "host_residual_steps": hold}
+
+
+def _decodes_apart(factors: SizeFactors) -> dict[int, float] | None:
+    """Factors of decodes' graphs; None: they are those of the others."""
+    return None if factors.decodes is factors.prefills else dict(factors.decodes)
 
 
 def _range(logs: Sequence[LoadedLog], feature: str) -> tuple[float, float]:

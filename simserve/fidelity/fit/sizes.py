@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from simserve.cost.profile_file import LARGEST_SIZE_FACTOR, Graphs, least_size_factor
 from simserve.cost.step_model import PARTS, Path, Rates, rates, step_parts
+from simserve.cost.step_work import NO_FACTORS, SizeFactors
 from simserve.fidelity.fit.step import Sample, slowed
 from simserve.fidelity.logs.observations import PathSteps, split_by_path
 
-__all__ = ["bounded_factors", "fit_size_factors"]
+__all__ = ["bounded", "fit_size_factors"]
 
 Floats = NDArray[np.float64]
 
@@ -42,18 +43,23 @@ class _Told(NamedTuple):
     mixed: NDArray[np.bool_]
     """Whether a step has prefills: those scatter more."""
 
+    def take(self, rows: NDArray[np.bool_]) -> _Told:
+        """Some of the steps."""
+        return _Told(self.size[rows], self.excess[rows], self.mixed[rows])
+
 
 def fit_size_factors(
     samples: Sequence[Sample],
     coefficients: Mapping[str, float],
     graphs: Graphs,
     clock: tuple[float, float] | None = None,
-) -> dict[int, float]:
+) -> SizeFactors:
     """Factors on the matrix products of one model, by size of a graph; those near 1 are left out.
 
-    Only sizes are looked at whose products are bound by computing, not by reading weights, and only
-    steps whose GPU does not wait for launches. Each factor is drawn to 1, the more the fewer steps
-    there are and the more they scatter.
+    Each factor is drawn to 1, the more the fewer steps there are and the more they scatter. Where
+    kernels were not timed by themselves, only sizes are looked at whose products are bound by
+    computing, not by reading weights, and only steps whose GPU does not wait for launches; and a
+    size has one factor, with prefills or without.
     """
     told = [
         _told(rates(coefficients, sample.sheet), sample, group, clock)
@@ -62,8 +68,19 @@ def fit_size_factors(
         if group.path is not Path.EAGER
     ]
     if not told:
-        return {}
+        return NO_FACTORS
     size, excess, mixed = (np.concatenate(columns) for columns in zip(*told, strict=True))
+    together = _Told(size, excess, mixed)
+    if any(sample.kernels_s is None for sample in samples):
+        both = _factors(together, coefficients)
+        return SizeFactors(both, both)
+    return SizeFactors(
+        _factors(together.take(mixed), coefficients), _factors(together.take(~mixed), coefficients)
+    )
+
+
+def _factors(told: _Told, coefficients: Mapping[str, float]) -> dict[int, float]:
+    size, excess, mixed = told
     sizes, at, counts = np.unique(size, return_inverse=True, return_counts=True)
     weights = _weights(excess, mixed, at, counts)
     factors = {}
@@ -73,13 +90,18 @@ def fit_size_factors(
             precision = weights[rows].mean() * min(counts[place], _MOST)
             middle = _weighted_median(excess[rows], weights[rows])
             factors[one] = 1.0 + middle * precision / (precision + _PRIOR**-2)
-    return bounded_factors(factors, coefficients)
+    return _bounded(factors, coefficients)
 
 
-def bounded_factors(
-    factors: Mapping[int, float], coefficients: Mapping[str, float]
-) -> dict[int, float]:
+def bounded(factors: SizeFactors, coefficients: Mapping[str, float]) -> SizeFactors:
     """Factors within what physics allows, without those too near to 1 to matter."""
+    prefills = _bounded(factors.prefills, coefficients)
+    if factors.decodes is factors.prefills:
+        return SizeFactors(prefills, prefills)
+    return SizeFactors(prefills, _bounded(factors.decodes, coefficients))
+
+
+def _bounded(factors: Mapping[int, float], coefficients: Mapping[str, float]) -> dict[int, float]:
     least = least_size_factor(coefficients)
     unit = 10.0**-_DIGITS
     low = np.ceil(least / unit) * unit
@@ -100,7 +122,8 @@ def _told(
     gpu_s = sum(parts[_INPUTS + 1 : _LAUNCH]) - parts[_HEAD]
     launch_s = of_model.launch_piecewise_s if path is Path.PIECEWISE else 0.0
     computes = of_model.token_products_s * work.num_padded_tokens > of_model.weights_s
-    kept = computes & (sample.host_scale[rows] * launch_s <= gpu_s)
+    waits = sample.host_scale[rows] * launch_s > gpu_s
+    kept = computes & ~waits if sample.kernels_s is None else np.ones(len(rows), dtype=np.bool_)
     sizes = work.num_padded_tokens.astype(np.int64)
     mixed = np.full(len(rows), work.num_prefills is not None)
     return _Told(sizes[kept], excess[kept], mixed[kept])

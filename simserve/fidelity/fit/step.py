@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.cost.dealing import Dealt
 from simserve.cost.profile_file import Graphs
 from simserve.cost.step_model import COEFFICIENTS, PARTS, Path, Sheet, rates, step_parts
-from simserve.cost.step_work import NO_FACTORS, StepWork
+from simserve.cost.step_work import NO_FACTORS, SizeFactors, StepWork
 from simserve.errors import TraceError
 from simserve.fidelity.fit.least_squares import fit_bounded
 from simserve.fidelity.logs.observations import Observations, split_by_path
@@ -47,7 +48,7 @@ class Sample(NamedTuple):
     host_scale: Floats
     host_known: bool = True
     """Or else its host is faster or slower than `host_scale` by a factor that is to be found."""
-    size_factors: Mapping[int, float] = NO_FACTORS
+    size_factors: SizeFactors = NO_FACTORS
     kernels_s: Floats | None = None
     """What each step took beside schedule(), update() and inputs, if that was timed by itself."""
     heat: Floats | None = None
@@ -159,7 +160,7 @@ def predict(
     steps: Observations,
     graphs: Graphs,
     host_scale: float | Floats,
-    size_factors: Mapping[int, float] = NO_FACTORS,
+    size_factors: SizeFactors = NO_FACTORS,
     slower: float | Floats = 1.0,
 ) -> Floats:
     """Durations of whole steps (s), shape [steps], on a host of one speed, or of one a step.
@@ -206,7 +207,8 @@ def _groups(samples: Sequence[Sample], graphs: Graphs) -> list[_Group]:
         first += len(sample.steps)
     groups = []
     for (sheet, path, _, first_part), found in pieces.items():
-        columns = (_join(column) for column in zip(*(work for _, work, *_ in found), strict=True))
+        works = [work for _, work, *_ in found]
+        columns = (_join(column) for column in zip(*works, strict=True))
         groups.append(
             _Group(
                 sheet=sheet,
@@ -222,6 +224,8 @@ def _groups(samples: Sequence[Sample], graphs: Graphs) -> list[_Group]:
 
 
 def _join(columns: Sequence[Any]) -> Any:
+    if isinstance(columns[0], Dealt):
+        return Dealt(*(_join(column) for column in zip(*columns, strict=True)))
     return None if columns[0] is None else np.concatenate(columns).astype(np.float64)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
+from simserve.cost.dealing import AttentionPlan
 from simserve.cost.profile_file import Graphs, ProfileFile
 from simserve.errors import ConfigError
 
-__all__ = ["ENGINE", "attention_path", "graphs", "measured_on", "other_path"]
+__all__ = ["ENGINE", "attention_path", "attention_plan", "graphs", "measured_on", "other_path"]
 
 ENGINE = "simserve"
 """Name of the engine."""
@@ -34,6 +37,22 @@ def graphs(facts: Mapping[str, Any], max_num_seqs: int, max_num_batched_tokens: 
         piecewise=of_prefills is not None,
         prefill_sizes=of_prefills,
     )
+
+
+def attention_plan(facts: Mapping[str, Any]) -> AttentionPlan | None:
+    """How its kernels deal attention out to the GPU; None: that is not known of these kernels, or
+    the run is older than that.
+
+    Raises:
+        ConfigError: the facts, which came from a file, break the format.
+    """
+    found = facts.get("attention_plan")
+    try:
+        return None if found is None else AttentionPlan.model_validate(found)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, ("attention_plan", *problem["loc"])))
+        raise ConfigError(f"executor.{where}: {problem['msg']}") from error
 
 
 def attention_path(facts: Mapping[str, Any]) -> str:

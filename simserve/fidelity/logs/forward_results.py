@@ -189,4 +189,5 @@ def _observations(cases: list[_Case]) -> Observations:
         gap_requests=none,
         gap_tokens=none,
         **counts,
+        dealt=None,
     )

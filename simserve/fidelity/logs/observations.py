@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.cost.dealing import Dealt
 from simserve.cost.profile_file import Graphs
 from simserve.cost.regimes import regime_of_counts
 from simserve.cost.step_model import Path
-from simserve.cost.step_work import NO_FACTORS, StepWork
+from simserve.cost.step_work import NO_FACTORS, SizeFactors, StepWork
 from simserve.fidelity.logs.vllm_log import StepLog
 
-__all__ = ["Observations", "PathSteps", "observe", "split_by_path"]
+__all__ = ["COLUMNS", "Observations", "PathSteps", "observe", "split_by_path"]
 
 Counts = NDArray[np.int64]
 Seconds = NDArray[np.float64]
@@ -51,14 +52,26 @@ class Observations:
     num_new: Counts
     """Requests that came with a new block table, and the tokens of those tables."""
     num_table_tokens: Counts
+    dealt: Dealt | None = None
+    """How attention was dealt out, arrays of shape [steps]; None: not known."""
 
     def __len__(self) -> int:
         return len(self.duration_s)
 
     def take(self, rows: Counts | NDArray[np.bool_]) -> Observations:
         """Some of the steps."""
-        columns = {field.name: getattr(self, field.name)[rows] for field in fields(self)}
-        return Observations(**columns)
+        columns = {name: getattr(self, name)[rows] for name in COLUMNS}
+        dealt = self.dealt and Dealt(*(column[rows] for column in self.dealt))
+        return Observations(**columns, dealt=dealt)
+
+    @classmethod
+    def joined(cls, several: Sequence[Observations]) -> Observations:
+        """The steps of all, one after another; all of them know how attention was dealt out, or
+        none does."""
+        columns = {name: np.concatenate([getattr(o, name) for o in several]) for name in COLUMNS}
+        dealt = [one.dealt for one in several if one.dealt is not None]
+        together = zip(*dealt, strict=True)
+        return cls(**columns, dealt=Dealt(*map(np.concatenate, together)) if dealt else None)
 
     @property
     def engine_s(self) -> Seconds:
@@ -70,6 +83,10 @@ class Observations:
         """The regime of each step."""
         counts = self.num_tokens.tolist(), self.num_reqs.tolist(), self.num_decodes.tolist()
         return [regime_of_counts(*step) for step in zip(*counts, strict=True)]
+
+
+COLUMNS = tuple(field.name for field in fields(Observations) if field.name != "dealt")
+"""Names of the columns that are always there."""
 
 
 def observe(log: StepLog) -> Observations:
@@ -154,7 +171,7 @@ class PathSteps(NamedTuple):
 
 
 def split_by_path(
-    steps: Observations, graphs: Graphs, size_factors: Mapping[int, float] = NO_FACTORS
+    steps: Observations, graphs: Graphs, size_factors: SizeFactors = NO_FACTORS
 ) -> list[PathSteps]:
     """The steps by kernel path and whether they hold prefills."""
     mixed = steps.num_prefills > 0
@@ -169,8 +186,9 @@ def split_by_path(
             rows = np.flatnonzero((path == one) & (mixed == with_prefills))
             if len(rows):
                 work = _work(steps.take(rows), tokens[rows], with_prefills)
-                if one is not Path.EAGER and size_factors:
-                    factors = [size_factors.get(size, 1.0) for size in tokens[rows].tolist()]
+                of_kind = size_factors.prefills if with_prefills else size_factors.decodes
+                if one is not Path.EAGER and of_kind:
+                    factors = [of_kind.get(size, 1.0) for size in tokens[rows].tolist()]
                     work = work._replace(size_factor=np.array(factors))
                 groups.append(PathSteps(one, rows, work))
     return groups
@@ -196,4 +214,5 @@ def _work(steps: Observations, padded_tokens: Counts, with_prefills: bool) -> St
         prefill_kv_tokens=steps.prefill_kv_tokens,
         longest_kv_tokens=steps.longest_kv_tokens,
         size_factor=np.ones(len(steps)),
+        dealt=steps.dealt,
     )

@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 
 from simserve.config.loader import LoadedConfig, load_config
+from simserve.cost.dealing import Dealer
+from simserve.cost.profile_file import Graphs
 from simserve.cost.step_model import Sheet, sheet
-from simserve.errors import RunDirectoryError
+from simserve.errors import ConfigError, RunDirectoryError
 from simserve.fidelity.logs import executor_facts
 from simserve.fidelity.logs.loaded_log import LoadedLog
 from simserve.fidelity.logs.run_steps import measured_steps
@@ -46,7 +48,7 @@ def load_run(path: Path) -> RunLog:
 
     Raises:
         RunDirectoryError: it cannot be read, was simulated, or holds no step that can be fitted.
-        ConfigError: its model or GPU cannot be found from here.
+        ConfigError: its model or GPU cannot be found from here, or its env.json breaks the format.
     """
     run = read_run(path)
     facts = run.env.get("executor")
@@ -57,7 +59,17 @@ def load_run(path: Path) -> RunLog:
         )
     loaded = load_config(yaml.safe_load(run.config), base_dir=path)
     try:
-        measured = measured_steps(run.requests_table, run.steps_table, loaded.model.sliding_window)
+        plan = executor_facts.attention_plan(facts)
+    except ConfigError as error:
+        raise ConfigError(f"{path / 'env.json'}: {error}") from error
+    try:
+        measured = measured_steps(
+            run.requests_table,
+            run.steps_table,
+            loaded.model.sliding_window,
+            Dealer(plan, loaded.model) if plan else None,
+            _graphs(loaded, facts).sizes if plan else (),
+        )
     except RunDirectoryError as error:
         raise RunDirectoryError(f"{path}: {error}") from error
     if not len(measured):
@@ -77,3 +89,9 @@ def load_run(path: Path) -> RunLog:
         measured_on=executor_facts.measured_on(facts, run.env, day),
     )
     return replace(log, heat=measured.share_of_flops(log.sheet))
+
+
+def _graphs(loaded: LoadedConfig, facts: Mapping[str, Any]) -> Graphs:
+    scheduler = loaded.config.scheduler
+    most_tokens = scheduler.max_num_batched_tokens or 1
+    return executor_facts.graphs(facts, scheduler.max_num_seqs or 1, most_tokens)

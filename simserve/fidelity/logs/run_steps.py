@@ -7,17 +7,21 @@ compiled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.cost.dealing import Dealer, Dealt
 from simserve.cost.features import query_key_pairs
 from simserve.cost.heat import Heat
+from simserve.cost.step_work import padded
 from simserve.errors import RunDirectoryError
 from simserve.fidelity.logs.observations import Observations
 from simserve.fidelity.logs.step_watch import PARTS, MeasuredSteps
 from simserve.metrics.arrow import column, items
+from simserve.types import StepPlan, StepRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,9 +46,20 @@ class StepRows(NamedTuple):
 
 
 def measured_steps(
-    requests: pa.Table, steps: pa.Table, sliding_window: int | None = None
+    requests: pa.Table,
+    steps: pa.Table,
+    sliding_window: int | None = None,
+    dealer: Dealer | None = None,
+    graph_sizes: Sequence[int] = (),
 ) -> MeasuredSteps:
     """The steps that the two tables of a run explain.
+
+    Args:
+        requests: one row a request.
+        steps: one row a step.
+        sliding_window: of the model.
+        dealer: deals attention out as the executor did, if that is known.
+        graph_sizes: that its decodes were padded to.
 
     Raises:
         RunDirectoryError: no executor measured these steps, or they verified drafts.
@@ -64,6 +79,7 @@ def measured_steps(
         gap_requests=none,
         gap_tokens=none,
         **step_counts(rows, steps.num_rows, sliding_window),
+        dealt=_dealt(rows, steps.num_rows, dealer, graph_sizes) if dealer else None,
     )
     host_s = seconds["prepare_s"] + seconds["sample_s"] + seconds["sync_s"]
     heat = _heat(column(steps, "num_scheduled"), column(steps, "num_tokens"), duration_s)
@@ -137,6 +153,21 @@ def _warm(steps: pa.Table) -> Mask:
     if "parts.first_shape" not in steps.column_names:
         return np.ones(steps.num_rows, dtype=np.bool_)
     return np.asarray(np.nan_to_num(column(steps, "parts.first_shape")) == 0)
+
+
+def _dealt(rows: StepRows, num_steps: int, dealer: Dealer, graph_sizes: Sequence[int]) -> Dealt:
+    """How attention was dealt out in each step, whose requests stand in the order of arrival."""
+    order = np.lexsort((rows.request, rows.step))
+    ends = np.searchsorted(rows.step[order], np.arange(num_steps + 1))
+    starts, num_tokens = rows.start[order].tolist(), rows.num_tokens[order].tolist()
+    found = []
+    for step in range(num_steps):
+        of_step = slice(ends[step], ends[step + 1])
+        plan = StepPlan(step, starts=starts[of_step], num_tokens=num_tokens[of_step])
+        padded_tokens = padded(sum(plan.num_tokens), graph_sizes)
+        nothing = Dealt(*[0] * len(Dealt._fields))
+        found.append(dealer.deal(StepRun(plan), padded_tokens) if plan.starts else nothing)
+    return Dealt(*np.array(found, dtype=np.float64).T)
 
 
 def step_counts(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.cost.dealing import Dealer, Dealt
 from simserve.cost.features import extract
 from simserve.cost.heat import Heat
 from simserve.cost.step_model import Sheet
-from simserve.cost.step_work import step_work
-from simserve.fidelity.logs.observations import Observations
+from simserve.cost.step_work import padded, step_work
+from simserve.fidelity.logs.observations import COLUMNS, Observations
 from simserve.protocols import Executor
 from simserve.types import StepPlan, StepResult, StepRun, TraceRequest, seconds_at
 
@@ -35,6 +36,11 @@ class MeasuredSteps:
     def __len__(self) -> int:
         return len(self.steps)
 
+    @property
+    def forward_s(self) -> NDArray[np.float64]:
+        """What kernels took of each step; shape [steps]."""
+        return self.steps.duration_s - self.steps.engine_s - self.host_s
+
     def share_of_flops(self, sheet: Sheet) -> NDArray[np.float64] | None:
         """What `heat` was of the GPU's FLOP/s, shape [steps]; None: no step had any."""
         return self.heat * sheet.token_flops_s if self.heat.any() else None
@@ -42,15 +48,19 @@ class MeasuredSteps:
     @classmethod
     def of(cls, columns: Mapping[str, Sequence[float]]) -> MeasuredSteps:
         """From one list a column, as `as_json` gives them."""
-        names = [field.name for field in fields(Observations)]
-        arrays = {name: np.array(columns[name], dtype=_dtype(name)) for name in names}
+        arrays = {name: np.array(columns[name], dtype=_dtype(name)) for name in COLUMNS}
         host_s = np.array(columns["host_s"], dtype=np.float64)
         heat = np.array(columns.get("heat", np.zeros(len(host_s))), dtype=np.float64)
-        return cls(Observations(**arrays), host_s, heat)
+        dealt = None
+        if all(name in columns for name in Dealt._fields):
+            dealt = Dealt(*(np.array(columns[n], dtype=np.float64) for n in Dealt._fields))
+        return cls(Observations(**arrays, dealt=dealt), host_s, heat)
 
     def as_json(self) -> dict[str, list[float]]:
         """One list a column."""
-        columns = {f.name: getattr(self.steps, f.name) for f in fields(self.steps)}
+        columns = {name: getattr(self.steps, name) for name in COLUMNS}
+        if self.steps.dealt is not None:
+            columns |= self.steps.dealt._asdict()
         return {name: column.tolist() for name, column in columns.items()} | {
             "host_s": self.host_s.tolist(),
             "heat": self.heat.tolist(),
@@ -62,9 +72,11 @@ def _dtype(name: str) -> Any:
 
 
 class StepWatch:
-    """Passes steps on to an executor and keeps their counts and times (protocol `Executor`).
+    """Passes steps on to an executor and keeps them and their times (protocol `Executor`).
 
-    Left out are steps in which something was compiled: they are slow once.
+    They are counted when they are asked for: work between steps would take the host's caches, and
+    its time is what is measured. Left out are steps in which something was compiled: they are slow
+    once.
 
     Args:
         executor: runs the steps.
@@ -80,9 +92,16 @@ class StepWatch:
         self._executor = executor
         self._window = sliding_window
         self._num_warmup_steps = num_warmup_steps
-        self._rows: list[dict[str, float]] = []
+        self._dealer: Dealer | None = None
+        self._graph_sizes: Sequence[int] = ()
+        self._kept: list[tuple[StepPlan, dict[str, float], float]] = []
+        """Of each step its plan, its parts and the heat before it."""
         self._heat = Heat()
         self._num_steps = 0
+
+    def deal(self, dealer: Dealer, graph_sizes: Sequence[int]) -> None:
+        """Keep also how attention is dealt out; decodes are padded to `graph_sizes`."""
+        self._dealer, self._graph_sizes = dealer, graph_sizes
 
     def add_request(self, request: TraceRequest) -> None:
         """A request was taken in."""
@@ -94,7 +113,7 @@ class StepWatch:
         parts = {name: seconds_at(values, 0) for name, values in result.parts.items()}
         heat = self._heat.before(self._num_steps)
         if run.plan.step >= self._num_warmup_steps and not parts.get("first_shape"):
-            self._rows.append({**self._row(run.plan, parts), "heat": heat})
+            self._kept.append((run.plan, parts, heat))
         tokens = run.plan.total_num_tokens
         if tokens > len(run.plan.request_ids):
             seconds = sum(parts.get(name, 0.0) for name in PARTS)
@@ -104,14 +123,19 @@ class StepWatch:
 
     def measured(self) -> MeasuredSteps:
         """All steps so far."""
-        names = [*(field.name for field in fields(Observations)), "host_s", "heat"]
-        return MeasuredSteps.of({name: [row[name] for row in self._rows] for name in names})
+        rows = [{**self._row(plan, parts), "heat": heat} for plan, parts, heat in self._kept]
+        names = rows[0] if rows else [*COLUMNS, "host_s", "heat"]
+        return MeasuredSteps.of({name: [row[name] for row in rows] for name in names})
 
     def _row(self, plan: StepPlan, parts: Mapping[str, float]) -> dict[str, float]:
         seconds = {name: parts.get(name, 0.0) for name in PARTS}
         run = StepRun(plan)
         counts = extract(run, self._window)
         work = step_work(run, counts, (), self._window)
+        dealt: dict[str, float] = {}
+        if self._dealer is not None:
+            padded_tokens = padded(counts.num_tokens, self._graph_sizes)
+            dealt = self._dealer.deal(run, padded_tokens)._asdict()
         return {
             "duration_s": sum(seconds.values()),
             "schedule_s": seconds["schedule_s"],
@@ -133,4 +157,5 @@ class StepWatch:
             "num_new": work.num_new,
             "num_table_tokens": work.num_table_tokens,
             "host_s": seconds["prepare_s"] + seconds["sample_s"] + seconds["sync_s"],
+            **dealt,
         }
