@@ -77,7 +77,7 @@ def _print_settings(comparison: Comparison, console: Console, all_settings: bool
     first, second = comparison.first, comparison.second
     table = Table(title="effective settings", title_justify="left")
     for name in ("", first.name, second.name):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     table.add_row("engine", first.engine or "–", second.engine or "–")
     for name in dict.fromkeys([*first.settings, *second.settings]):
         values = [one.settings.get(name, "–") for one in (first, second)]
@@ -93,7 +93,7 @@ def _print_numbers(comparison: Comparison, console: Console) -> None:
 
     table = Table()
     for name in ("", comparison.first.name, comparison.second.name, "change", ""):
-        table.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
     class_name = None
     for row in comparison.telling_rows:
         if row.class_name != class_name:
@@ -116,7 +116,7 @@ def _print_steps(comparison: Comparison, console: Console) -> None:
     if comparison.shapes:
         table = Table(title="mean step time (ms) by batch shape", title_justify="left")
         for name in ("", "steps", comparison.first.name, comparison.second.name, "change"):
-            table.add_column(name, justify="right" if name else "left")
+            table.add_column(name, justify="right" if name else "left", overflow="fold")
         for row in comparison.shapes:
             change = f"{100 * row.change:+.1f} %" if comparison.attributable else "–"
             means = [f"{1000 * mean:.2f}" for mean in row.mean_s]

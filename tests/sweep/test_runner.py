@@ -170,7 +170,10 @@ def test_real_points_without_torch_are_refused_once(
     assert not (tmp_path / "out").exists()
 
 
-def test_real_runs_go_one_after_another(grid: Path, tmp_path: Path) -> None:
+def test_real_runs_go_one_after_another(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simserve.sweep.runner.find_spec", lambda name: name)
     real = ["executor={kind: real, device: cpu}"]
     for options in ({"jobs": 2}, {"backend": "ray"}):
         with pytest.raises(ConfigError, match="one after another"):

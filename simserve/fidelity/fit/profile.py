@@ -64,7 +64,7 @@ def fit_profile(
 
     Raises:
         TraceError: no log of `model` is there, logs are of several GPUs or engines, or one is
-            fitted and held out at once.
+            fitted and held out at once, or does not time its schedule() and update().
     """
     own = [log for log in fitted if log.model == model]
     _check(fitted, held_out, own, model)
