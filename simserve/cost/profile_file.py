@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from simserve.cost.dealing import AttentionPlan
 from simserve.cost.features import UNITS
 from simserve.cost.regimes import REGIMES
-from simserve.cost.step_model import COEFFICIENTS
+from simserve.cost.step_model import COEFFICIENTS, OF_PLANS
 from simserve.cost.step_work import SizeFactors
 from simserve.errors import ConfigError, Problem, UnknownNameError, did_you_mean
 
@@ -167,6 +167,8 @@ class ProfileFile(_Strict):
             low, high = COEFFICIENTS[name].low, COEFFICIENTS[name].high
             if not low <= value <= high:
                 raise ValueError(f"coefficient '{name}' is {value:g}, not from {low:g} to {high:g}")
+            if name in OF_PLANS and value and self.attention_plan is None:
+                raise ValueError(f"coefficient '{name}' is of an attention_plan, and there is none")
         least = least_size_factor(self.coefficients)
         for size, factor in (*self.size_factors.items(), *self.factors.decodes.items()):
             if size not in (*self.graphs.sizes, *self.graphs.of_prefills):

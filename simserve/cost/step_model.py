@@ -31,6 +31,7 @@ from simserve.types import GPU, ModelShape
 
 __all__ = [
     "COEFFICIENTS",
+    "OF_PLANS",
     "PARTS",
     "Coefficient",
     "Path",
@@ -105,22 +106,27 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "launch_eager_layer_s": _host_s(400e-6, "per layer, where no graph is used"),
     "kernel_gap_layer_s": _seconds(30e-6, "per layer: gaps between kernels, small kernels"),
     "mixed_layer_s": _seconds(30e-6, "per layer, if a request has more than one token"),
-    "merge_layer_s": _seconds(3e-6, "per layer, if chunks of decodes are merged, where known"),
+    "merge_layer_s": _seconds(3e-6, "per layer, where decodes alone are cut and merged"),
     "linear_bandwidth": _share(0.87, "reading weights and activations"),
     "linear_flops": _share(0.75, "matrix products"),
     "linear_blend": Coefficient("", 0.3, 0.0, 2.0, False, "rounding at weight- to compute-bound"),
     "cached_tokens": _tokens(1300.0, 1.0, "whose activations never leave the GPU's L2 cache"),
     "kv_bandwidth": _share(0.8, "reading KV"),
     "mixed_kv_bandwidth": _share(0.6, "the same by decodes, if a request has more than one token"),
-    "context_layer_s": _seconds(5e-9, "per layer and token of the longest context, with prefills"),
-    "round_layer_s": _seconds(3e-7, "per layer and round of keys of the longest, where known"),
+    "context_layer_s": _seconds(5e-9, "per layer and token that is waited for, with prefills"),
+    "round_layer_s": _seconds(3e-7, "per layer and round of keys that is waited for"),
     "context_blend": Coefficient("", 0.3, 0.0, 2.0, False, "from waiting for it to adding it up"),
     "kv_imbalance": Coefficient("", 0.2, 0.0, 1.0, False, "more for decodes of unlike contexts"),
-    "decode_tokens": _tokens(200.0, 0.0, "KV tokens a decode costs in any case, alone"),
+    "decode_tokens": _tokens(
+        200.0, 0.0, "KV tokens a decode, or a chunk of one, costs in any case"
+    ),
     "prefill_flops": _share(0.58, "attention of prefills"),
     "launch_blend": Coefficient("", 0.3, 0.0, 2.0, False, "rounding at GPU- to launch-bound"),
 }
 """All coefficients of the model; `docs/cost-models.md` has the formulas."""
+
+OF_PLANS = ("merge_layer_s", "round_layer_s")
+"""Those that count where it is known how attention is dealt out."""
 
 PARTS = (
     "schedule_s",

@@ -44,7 +44,6 @@ class StepWork(NamedTuple):
     """Requests that come with a new block table: new and resumed ones."""
     num_table_tokens: Number
     """Tokens of those tables: computed before and scheduled."""
-    num_decodes: Number
     decode_kv_tokens: Number
     decode_kv_bound: Number
     """Decodes times the longest of their contexts; 1 if there are none."""
@@ -78,7 +77,6 @@ def step_work(
         features.num_logits_rows,
         num_new,
         num_table_tokens,
-        features.num_decodes,
         features.decode_kv_tokens,
         _decode_kv_bound(run, features, window),
         features.num_prefills or None,

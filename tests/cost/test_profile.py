@@ -369,6 +369,10 @@ def test_another_model_is_priced_by_its_shape_and_said_so(
         (coefficient(inputs_step_s=float("nan")), r"coefficients\.inputs_step_s: .*finite"),
         (lambda c: c["coefficients"].pop("kv_bandwidth"), "coefficients lack kv_bandwidth"),
         (lambda c: c.update(size_factors={"16": 0.79}), "of 16 tokens is 0.79, not from 0.8"),
+        (
+            coefficient(merge_layer_s=1e-6),
+            "merge_layer_s. is of an attention_plan, and there is none",
+        ),
         (lambda c: c.update(decode_size_factors={"8": 2.1}), "8 tokens is 2.1, not .* to 2"),
         (lambda c: c.update(size_factors={"17": 1.0}), "17 tokens: no graph is of this size"),
         (lambda c: c["domain"].update(tokens=[0, 1]), "count 'tokens' is not known"),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simserve.cost.profile_file import Graphs
-from simserve.cost.step_model import COEFFICIENTS
+from simserve.cost.step_model import COEFFICIENTS, OF_PLANS
 from simserve.cost.step_work import SizeFactors
 from simserve.fidelity.fit.host import fit_host
 from simserve.fidelity.fit.prices import Prices
@@ -22,10 +22,8 @@ Floats = NDArray[np.float64]
 
 _HOST_TIMES = ("inputs_step_s", "inputs_request_s", "launch_step_s", "launch_eager_layer_s")
 _ENGINE_TIMES = tuple(name for name in COEFFICIENTS if name not in FITTED_HERE)
-_OF_PLANS = ("merge_layer_s", "round_layer_s")
-"""What no log tells that does not say how attention was dealt out."""
-_OF_OTHERS = ("mixed_layer_s",)
-"""What stands in for the merge there: one of the two kinds of steps takes longer."""
+_WITHOUT_PLANS = ("mixed_layer_s",)
+"""What stands in for `OF_PLANS` there: one of the two kinds of steps takes longer."""
 _OF_OWN_HOSTS = ("inputs_mixed_s",)
 """What no log tells whose kernels were not timed by themselves."""
 _LONG_LOG_STEPS = 60
@@ -52,7 +50,7 @@ def fit_prices(
     if not any(log.has_host for log in logs):
         known = {**known, **dict.fromkeys(_HOST_TIMES, 0.0)}
     has_plan = any(log.steps.dealt is not None for log in logs)
-    unknown = [*(_OF_OTHERS if has_plan else _OF_PLANS)]
+    unknown = [*(_WITHOUT_PLANS if has_plan else OF_PLANS)]
     if any(log.kernels_s is None for log in logs):
         unknown += _OF_OWN_HOSTS
     known = {**dict.fromkeys(unknown, 0.0), **known}

@@ -206,7 +206,6 @@ def _work(steps: Observations, padded_tokens: Counts, with_prefills: bool) -> St
         num_logits_rows=steps.num_reqs,
         num_new=steps.num_new,
         num_table_tokens=steps.num_table_tokens,
-        num_decodes=steps.num_decodes,
         decode_kv_tokens=steps.decode_kv_tokens,
         decode_kv_bound=steps.decode_kv_bound,
         num_prefills=steps.num_prefills if with_prefills else None,
