@@ -21,6 +21,7 @@ from typing import Any
 from accuracy import TABLES as ACCURACY
 from accuracy_causes import table as accuracy_causes_table
 from accuracy_cross import table as accuracy_cross_table
+from accuracy_repeats import table as accuracy_repeats_table
 from calibrated_runs import host_table as calibrated_host_table
 from calibrated_runs import step_table as calibrated_steps_table
 from calibrated_runs import table as calibrated_runs_table
@@ -270,6 +271,7 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "accuracy: transfer": ("accuracy.json", ACCURACY["transfer"]),
     "accuracy: cross": ("accuracy_cross.json", accuracy_cross_table),
     "accuracy: causes": ("accuracy_causes.json", accuracy_causes_table),
+    "accuracy: repeats": ("accuracy_repeats.json", accuracy_repeats_table),
     "accuracy: steps 8B": ("accuracy.json", ACCURACY["steps 8B"]),
     "accuracy: blind 8B": ("accuracy.json", ACCURACY["blind 8B"]),
     "accuracy: host known 8B": ("accuracy.json", ACCURACY["host known 8B"]),
