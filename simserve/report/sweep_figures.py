@@ -23,6 +23,7 @@ from simserve.report.sweep_points import (
     Line,
     Table,
     as_frame,
+    colour_range,
     grid,
     lines,
     pareto_front,
@@ -125,14 +126,16 @@ def draw_heatmap(
         figure = Figure(figsize=size, dpi=100, layout="constrained")
         axes = figure.subplots()
         title = value if depth <= 1 else f"{value}, mean of up to {depth} points"
-        dress(axes, title, x, short_names([x, y])[y])
+        names = short_names([x, y])
+        dress(axes, title, names[x], names[y])
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-        image = axes.imshow(cells, cmap="Blues", aspect="auto", origin="lower")
+        low, high = colour_range(cells)
+        colours: dict[str, Any] = {"cmap": "Blues", "vmin": low, "vmax": high}
+        axes.imshow(cells, aspect="auto", origin="lower", **colours)
         axes.set_xticks(range(len(xs)), [numeral(v) for v in xs])
         axes.set_yticks(range(len(ys)), [numeral(v) for v in ys])
         axes.tick_params(length=0)
-        low, high = image.get_clim()
         for (row, place), number in np.ndenumerate(cells):
             if not np.isnan(number):
                 dark = high > low and (number - low) / (high - low) > 0.55

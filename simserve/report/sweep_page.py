@@ -12,6 +12,7 @@ from simserve.report.page import Chart, Page, plain
 from simserve.report.sweep_points import (
     Line,
     SweepPoints,
+    colour_range,
     grid,
     lines,
     pareto_front,
@@ -129,12 +130,12 @@ def _line(points: SweepPoints, line: Line, key: str, name: str, place: int) -> d
 
 def _heatmap(points: SweepPoints, x: str, y: str, value: str) -> Chart:
     xs, ys, cells, depth = grid(points.frame, x, y, value)
-    low, high = float(np.nanmin(cells)), float(np.nanmax(cells))
+    low, high = colour_range(cells)
     shades = (cells - low) / (high - low) if high > low else np.zeros_like(cells)
     return {
         "title": value if depth <= 1 else f"{value}, mean of up to {depth} points",
         "value": value,
-        "x": {"label": x, "values": xs},
+        "x": {"label": short_names([x, y])[x], "values": xs},
         "y": {"label": short_names([x, y])[y], "values": ys},
         "cells": [plain(row) for row in cells],
         "shades": [plain(row) for row in shades],

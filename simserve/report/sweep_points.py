@@ -27,6 +27,7 @@ __all__ = [
     "SweepPoints",
     "Table",
     "as_frame",
+    "colour_range",
     "grid",
     "lines",
     "pareto_front",
@@ -36,6 +37,9 @@ __all__ = [
 
 Table: TypeAlias = "pd.DataFrame | pa.Table"
 Floats = NDArray[np.float64]
+
+_LEAST_RANGE = 0.05
+"""Of colours, over the largest value."""
 
 MAX_LINES = 6
 LOADS = ("rate", "max_concurrency", "speedup")
@@ -220,6 +224,18 @@ def grid(table: Table, x: str, y: str, value: str) -> Grid:
     counts = frame.pivot_table(index=y, columns=x, values=value, aggfunc="count")
     cells = means.to_numpy(dtype=np.float64)
     return Grid(means.columns.tolist(), means.index.tolist(), cells, int(counts.max().max()))
+
+
+def colour_range(cells: Floats) -> tuple[float, float]:
+    """The least and the greatest value for colours, at least a twentieth apart: what hardly differs
+    looks alike.
+
+    >>> colour_range(np.array([[10.0, 20.0]])), colour_range(np.array([[199.0, 200.0]]))
+    ((10.0, 20.0), (194.5, 204.5))
+    """
+    low, high = float(np.nanmin(cells)), float(np.nanmax(cells))
+    missing = _LEAST_RANGE * max(abs(low), abs(high)) - (high - low)
+    return (low - missing / 2, high + missing / 2) if missing > 0 else (low, high)
 
 
 def pareto_front(more: Floats, less: Floats) -> NDArray[np.int64]:
