@@ -152,11 +152,8 @@ class Dealer:
     def _mixed(self, starts: Sequence[int], num_tokens: Sequence[int]) -> Dealt:
         rows = list(zip(starts, num_tokens, strict=True))
         is_long = max(start + n for start, n in rows) >= self._plan.long_from
-        tall, whole = (
-            (self._plan.long.tall, self._plan.long.whole)
-            if is_long
-            else (self._plan.short.tall, self._plan.short.whole)
-        )
+        launches = self._plan.long if is_long else self._plan.short
+        tall, whole = launches.tall, launches.whole
         seen = self._seen([start + n for start, n in rows if n * self._group <= whole.rows])
         tiles = [
             tile
