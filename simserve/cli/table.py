@@ -32,6 +32,9 @@ _RATES = {
     "total_token_throughput": ("total token throughput", "tokens/s"),
 }
 
+_ORIGINS = ("decisions", "timing")
+"""Whose rules formed the steps, and whose times they have: two things."""
+
 
 def print_run(
     summary: Summary,
@@ -100,7 +103,7 @@ def _facts(summary: Summary, reasons: Iterable[str]) -> dict[str, str]:
             facts[name] = f"{_number(summary[key])} {unit}"
     facts |= _cache(summary)
     facts["preemptions"] = _number(summary.get("num_preemptions"))
-    return facts
+    return facts | {key: str(summary[key]) for key in _ORIGINS if summary.get(key) is not None}
 
 
 def _clock(summary: Summary) -> str:

@@ -35,6 +35,8 @@ SUMMARY: dict[str, Any] = {
     "total_cached_tokens": 120,
     "total_input_tokens": 600,
     "num_preemptions": 7,
+    "decisions": "vllm 0.11.0",
+    "timing": "roofline",
     **{
         f"{stat}_{metric}_ms": 10.0 * i + j
         for i, metric in enumerate(("ttft", "itl", "tpot", "e2el", "queue_time"), 1)
@@ -109,6 +111,8 @@ def test_a_run_prints_latencies_counts_and_where_the_files_are(fake_api: FakeApi
         row[:5] for row in rows
     ]
     assert ["preemptions", "7"] in rows
+    assert ["decisions", "vllm", "0.11.0"] in rows
+    assert ["timing", "roofline"] in rows
     assert "goodput" not in outcome.stdout
     assert "run directory: runs/c\n" in outcome.stdout
     assert "picture:       runs/c/run.png\n" in outcome.stdout
