@@ -52,7 +52,7 @@ from simserve_kernels.layouts import CacheLayout
 __all__ = ["FINE_TOKENS", "MANY_SEQS", "decode_split", "split_tile"]
 
 FINE_TOKENS = 512
-"""Contexts are not cut finer, unless the batch fills the GPU with less."""
+"""Chunks have no fewer tokens, unless an even share of the batch has."""
 MANY_SEQS = 32
 """From so many sequences on, long contexts are read in larger tiles."""
 _LONG = 8192
