@@ -112,7 +112,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="llama-3.1-8b", help="preset, or a config.json")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
-    parser.add_argument("--run-s", type=float, default=10.0, help="length of each run")
+    parser.add_argument("--run-s", type=float, default=25.0, help="length of each run")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds; ends early then")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="the directories of all real runs")
     parser.add_argument("--again", type=Path, metavar="FILE.json", help="simulate these anew")

@@ -24,6 +24,7 @@ __all__ = [
     "Price",
     "Recorder",
     "Scheduler",
+    "SharingKVCacheManager",
     "SteadyScheduler",
     "StepRecord",
     "TimedIntake",
@@ -195,6 +196,16 @@ class KVCacheManager(Protocol):
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cache keys if no block is in use; whether it did."""
+        ...
+
+
+@runtime_checkable
+class SharingKVCacheManager(Protocol):
+    """What an allocator may offer: how much of its memory several requests use."""
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens in blocks of several requests: each block counts once for all but one of them."""
         ...
 
 

@@ -293,6 +293,9 @@ class StepPlan:
     finished_ids: list[str] = field(default_factory=list)
     """Requests that ended since the last plan: an executor forgets them."""
     num_common_prefix_blocks: tuple[int, ...] = ()
+    num_shared_kv_tokens: int = 0
+    """Tokens in KV blocks that running requests have together: each block counts once for every
+    one of them but the first."""
     lookups: Lookups = Lookups()
     admission_stop: AdmissionStop = "empty"
 

@@ -128,9 +128,9 @@ def step(
     case: Annotated[
         list[str],
         typer.Option(
-            metavar="[NAME=][N*]Q[@K],…",
-            help="N requests (1) of Q new tokens after K computed ones (0); parts joined by commas "
-            "make one step: 64*1@2048,1984. Repeatable.",
+            metavar="[NAME=][N*]Q[@K[~S]],…",
+            help="N requests (1) of Q new tokens after K computed ones (0), of which they have the "
+            "first S together; parts joined by commas make one step: 64*1@2048,1984. Repeatable.",
         ),
     ],
     model: Annotated[

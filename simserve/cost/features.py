@@ -44,6 +44,8 @@ class Features(NamedTuple):
     too and drops the token) and one a draft token."""
     num_samples: int
     """Requests whose token is kept."""
+    shared_kv_tokens: int
+    """KV tokens that several requests have together: each counts once for all but one of them."""
 
 
 UNITS = {
@@ -57,6 +59,7 @@ UNITS = {
     "prefill_kv_tokens": "tokens",
     "num_logits_rows": "rows",
     "num_samples": "requests",
+    "shared_kv_tokens": "tokens",
 }
 """Unit of every feature, by name."""
 
@@ -106,6 +109,7 @@ def extract(run: StepRun, sliding_window: int | None = None) -> Features:
         kv_read,
         num_reqs + drafts,
         num_samples,
+        plan.num_shared_kv_tokens,
     )
 
 

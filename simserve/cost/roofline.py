@@ -146,7 +146,7 @@ class RooflineCost:
     def _alike_decodes(self, num_reqs: int) -> tuple[dict[str, Any], float]:
         """The parts of steps of so many decodes, and the sum of those in which they are alike."""
         n = num_reqs
-        _, parts = self._columns(Features(n, n, n, n, 0, 0, 0, 0, n, n), max)
+        _, parts = self._columns(Features(n, n, n, n, 0, 0, 0, 0, n, n, 0), max)
         rest = parts["linear_s"] + parts["lm_head_s"] + parts["launch_s"] + parts["host_s"]
         return parts, rest
 
@@ -154,7 +154,7 @@ class RooflineCost:
         self, f: Features, longer: Callable[[Any, Any], Any]
     ) -> tuple[Any, dict[str, Any]]:
         """The duration and the parts, by the same operations for numbers and for arrays."""
-        tokens, reqs, decodes, decode_kv, prefills, prefill_tokens, pairs, prefill_kv, rows, _ = f
+        tokens, reqs, decodes, decode_kv, prefills, prefill_tokens, pairs, prefill_kv, rows, *_ = f
         experts = min(self._num_experts, self._num_active_experts * tokens)
         linear = max(
             self._linear_flops_s * tokens,

@@ -117,6 +117,9 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "round_layer_s": _seconds(3e-7, "per layer and round of keys that is waited for"),
     "context_blend": Coefficient("", 0.3, 0.0, 2.0, False, "from waiting for it to adding it up"),
     "kv_imbalance": Coefficient("", 0.2, 0.0, 1.0, False, "more for decodes of unlike contexts"),
+    "shared_kv_saved": Coefficient(
+        "share of its time", 0.5, 0.0, 1.0, False, "that KV saves where another request reads it"
+    ),
     "decode_tokens": _tokens(
         200.0, 0.0, "KV tokens a decode, or a chunk of one, costs in any case"
     ),
@@ -125,7 +128,7 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
 }
 """All coefficients of the model; `docs/cost-models.md` has the formulas."""
 
-OF_PLANS = ("merge_layer_s", "round_layer_s")
+OF_PLANS = ("merge_layer_s", "round_layer_s", "shared_kv_saved")
 """Those that count where it is known how attention is dealt out."""
 
 PARTS = (
@@ -213,6 +216,7 @@ class Rates(NamedTuple):
     token_activations_s: float
     kv_token_s: float
     kv_imbalance: float
+    shared_kv_saved: float
     decode_s: float
     mixed_kv_token_s: float
     mixed_s: float
@@ -251,6 +255,7 @@ def rates(c: Mapping[str, float], s: Sheet) -> Rates:
         token_activations_s=s.token_bytes_s / bandwidth,
         kv_token_s=kv_token_s,
         kv_imbalance=c["kv_imbalance"],
+        shared_kv_saved=c["shared_kv_saved"],
         decode_s=kv_token_s * c["decode_tokens"],
         mixed_kv_token_s=s.kv_token_s / c["mixed_kv_bandwidth"],
         mixed_s=s.num_layers * c["mixed_layer_s"],
@@ -341,11 +346,21 @@ def _dealt_decode(r: Rates, work: StepWork, dealt: Dealt) -> Number:
     bandwidth, so it counts in part how long some are idle; and what one part reads alone.
     """
     if work.num_prefills is None:
-        tokens = work.decode_kv_tokens + r.kv_imbalance * dealt.idle_kv_tokens
+        read = _from_memory(r, work, work.decode_kv_tokens)
+        tokens = read + r.kv_imbalance * dealt.idle_kv_tokens
         return r.kv_token_s * tokens + r.decode_s * dealt.num_chunks + r.merge_s
-    read_s = r.mixed_kv_token_s * dealt.whole_kv_tokens
+    read_s = r.mixed_kv_token_s * _from_memory(r, work, dealt.whole_kv_tokens)
     busiest_s = r.context_s * dealt.busiest_kv_tokens + r.round_s * dealt.busiest_rounds
     return blend(read_s, busiest_s, r.context_blend)
+
+
+def _from_memory(r: Rates, work: StepWork, tokens: Number) -> Number:
+    """How many tokens take as long from memory as these, of which the cache has some from others.
+
+    Not all that is shared need be among them: a request may share blocks and not be in the step.
+    """
+    saved = r.shared_kv_saved
+    return larger(tokens - saved * work.shared_kv_tokens, (1.0 - saved) * tokens)
 
 
 def _attention_prefill(r: Rates, work: StepWork, decode: Number) -> Number:

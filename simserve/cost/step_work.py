@@ -53,6 +53,8 @@ class StepWork(NamedTuple):
     prefill_kv_tokens: Number
     longest_kv_tokens: Number
     """Of a step with prefills: KV tokens of the request that reads most of them; else 0."""
+    shared_kv_tokens: Number = 0
+    """Of what requests read, the tokens that others read as well, beyond the first of them."""
     size_factor: Number = 1.0
     """How long the matrix products of this graph take, over what their work says."""
     dealt: Dealt | None = None
@@ -83,6 +85,7 @@ def step_work(
         features.prefill_pairs,
         features.prefill_kv_tokens,
         _longest_kv(run, window) if features.num_prefills else 0,
+        features.shared_kv_tokens,
         factors.get(tokens, 1.0) if graph_sizes else 1.0,
         dealer.deal(run, tokens) if dealer else None,
     )

@@ -49,7 +49,8 @@ class DraftCost:
         self, plan: StepPlan, emitted: Sequence[int], drafts: bool
     ) -> tuple[StepPlan, StepPlan]:
         """The pass over the step's tokens, and the first of those of one token."""
-        first, decodes = StepPlan(step=plan.step), StepPlan(step=plan.step)
+        shared = plan.num_shared_kv_tokens
+        first, decodes = (StepPlan(step=plan.step, num_shared_kv_tokens=shared) for _ in range(2))
         rows = zip(plan.request_ids, plan.starts, plan.num_tokens, emitted, strict=True)
         for request_id, start, num_tokens, count in rows:
             wrong = len(plan.draft_tokens.get(request_id, ())) - max(0, count - 1)

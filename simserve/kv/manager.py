@@ -81,6 +81,12 @@ class PagedKVCacheManager(HeldBlocks):
             self.decodes.commit()
         return self.pool.num_cached_keys
 
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens in blocks of several requests: each block counts once for all but one of them. Of
+        several KV groups, the mean."""
+        return self.pool.num_shared * self.block_size // self.num_groups
+
     def can_hold(self, num_tokens: int, num_chunk_tokens: int) -> bool:
         """Whether an otherwise empty pool could hold a request that computes so many tokens.
 

@@ -43,6 +43,8 @@ class StepColumns:
     prefix_cache_queries: NDArray[np.int64]
     prefix_cache_hits: NDArray[np.int64]
     evicted_cached_blocks: NDArray[np.int64]
+    num_shared_kv_tokens: NDArray[np.int64]
+    """Tokens in blocks of several requests: each block counts once for all but one of them."""
     admission_stop: NDArray[np.int8]
     """Index into `admission_stops`."""
     admission_stops: tuple[str, ...]
@@ -105,7 +107,7 @@ COLUMNS = tuple(
 """Names of the plain columns."""
 
 
-WIDE = ("prefix_cache_queries", "prefix_cache_hits")
+WIDE = ("prefix_cache_queries", "prefix_cache_hits", "num_shared_kv_tokens")
 """Counts that may need more than 32 bits in one step."""
 
 
@@ -287,6 +289,7 @@ class StepLog:
             "num_decode_tokens": [tokens.count(1) for tokens in num_tokens]
             if threshold == 1
             else [sum(n for n in tokens if n <= threshold) for tokens in num_tokens],
+            "num_shared_kv_tokens": [plan.num_shared_kv_tokens for plan in plans],
             "prefix_cache_queries": [each.queries for each in lookups],
             "prefix_cache_hits": [each.hits for each in lookups],
         }

@@ -139,6 +139,7 @@ def steps_table(data: RunData | StepRows) -> pa.Table:
         "prefix_cache_queries": numbers(steps.prefix_cache_queries, off),
         "prefix_cache_hits": numbers(steps.prefix_cache_hits, off),
         "evicted_cached_blocks": numbers(steps.evicted_cached_blocks, off),
+        "num_shared_kv_tokens": numbers(steps.num_shared_kv_tokens, off),
         "admission_stop": named(steps.admission_stops, steps.admission_stop),
     }
     columns |= {f"kv.{name}": numbers(values) for name, values in steps.gauges.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from simserve.protocols import KVCacheManager, PrefixHit
+from simserve.protocols import KVCacheManager, PrefixHit, SharingKVCacheManager
 from simserve.sched.cohort import Cohort
 from simserve.sched.params import SchedulerParams
 from simserve.sched.queues import make_queue
@@ -43,6 +43,7 @@ class BaseScheduler:
     def __init__(self, params: SchedulerParams, kv: KVCacheManager) -> None:
         self.params = params
         self.kv = kv
+        self._sharing = kv if isinstance(kv, SharingKVCacheManager) else None
         self.waiting = make_queue(params.policy, params.as_engine)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -193,6 +194,8 @@ class BaseScheduler:
             plan.num_common_prefix_blocks = self.kv.get_num_common_prefix_blocks(
                 self.running[0], len(self.running)
             )
+            if self._sharing is not None:
+                plan.num_shared_kv_tokens = self._sharing.num_shared_tokens
         return plan
 
     # -- its outcome -----------------------------------------------------------------------------

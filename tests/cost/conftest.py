@@ -67,6 +67,7 @@ def profile_json() -> dict[str, Any]:
         "round_layer_s": 0.0,
         "context_blend": 0.5,
         "kv_imbalance": 0.3,
+        "shared_kv_saved": 0.0,
         "decode_tokens": 250.0,
         "prefill_flops": 0.6,
         "launch_blend": 0.25,

@@ -13,6 +13,7 @@ from simserve.types import StepRun
 
 def test_counts_of_a_mixed_step(step: Callable[..., StepRun]) -> None:
     run = step((9, 1), (0, 4), (99, 1), (16, 3))
+    run.plan.num_shared_kv_tokens = 8
     assert extract(run) == Features(
         num_tokens=9,
         num_reqs=4,
@@ -24,6 +25,7 @@ def test_counts_of_a_mixed_step(step: Callable[..., StepRun]) -> None:
         prefill_kv_tokens=4 + 19,
         num_logits_rows=4,
         num_samples=4,
+        shared_kv_tokens=8,
     )
     assert set(UNITS) == set(Features._fields)
 

@@ -121,6 +121,30 @@ def test_decodes_whose_chunks_are_known_by_hand(
     assert found["inputs_s"] == pytest.approx(1e-3 + 6e-5)
 
 
+def test_kv_that_others_read_too_takes_a_share_less(
+    load: Callable[..., ProfileCost], step: Callable[..., StepRun]
+) -> None:
+    """Not all that is shared need be in the step: as much as it reads counts at most."""
+    plan = load_profile("h200-llama-3.1-8b-simserve").attention_plan
+    assert plan is not None
+    saving = coefficient(**DEALT, shared_kv_saved=0.4)
+    model = load(saving, attention_plan=plan.model_dump())
+
+    def read_s(run: StepRun, shared: int) -> float:
+        mine = replace(run.plan, num_shared_kv_tokens=shared)
+        return float(parts(model, StepRun(mine))["attention_decode_s"])
+
+    token_s = 131072 / BANDWIDTH / 0.9
+    decodes = step((96, 1), (199, 1), (299, 1))
+    alone, shared, all_of_it = (read_s(decodes, n) for n in (0, 192, 10_000))
+    assert alone - shared == pytest.approx(token_s * 0.4 * 192)
+    assert alone - all_of_it == pytest.approx(token_s * 0.4 * 597)
+    mixed = step((999, 1), (0, 512))
+    busiest_s = 32 * (1e-8 * 1000 + 3e-7 * 32)
+    from_memory_s = 131072 / BANDWIDTH / 0.6 * (1000 - 0.4 * 320)
+    assert read_s(mixed, 320) == pytest.approx(blend(from_memory_s, busiest_s, 0.5))
+
+
 def test_a_decode_beside_tiles_that_are_known_by_hand(
     load: Callable[..., ProfileCost], step: Callable[..., StepRun]
 ) -> None:

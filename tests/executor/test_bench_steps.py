@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simserve.errors import CapacityError, SimserveError
 from simserve.executor.real.bench.gpu_watch import GpuState
-from simserve.executor.real.bench.step_cases import parse_step_case
+from simserve.executor.real.bench.step_cases import RequestShape, parse_step_case
 from simserve.executor.real.bench.step_report import step_cells, step_row
 from simserve.executor.real.bench.steps import StepSamples, measure_steps
 from simserve.types import Kind, StepPlan, StepResult, StepRun, TraceRequest
@@ -51,7 +51,7 @@ class FakeExecutor:
             assert end <= request.prompt_len + request.output_len
             self.computed[row.request_id] = end
         owned = [block for table in self.tables.values() for block in table]
-        assert len(owned) == len(set(owned))
+        assert (len(owned) - len(set(owned))) * BLOCK_SIZE == plan.num_shared_kv_tokens
         assert 0 not in owned
         self.plans.append(plan)
         duration_s = 1e-3 * plan.total_num_tokens
@@ -82,26 +82,30 @@ def measure(executor: FakeExecutor, *texts: str, num_gpu_blocks: int = 1000) -> 
         ("3*1@7", "3*1@7", [(1, 7)] * 3),
         ("mix=2*1@9, 4@8", "mix", [(1, 9), (1, 9), (4, 8)]),
         ("2*5,1", "2*5,1", [(5, 0), (5, 0), (1, 0)]),
+        ("2*1@9~4", "2*1@9~4", [(1, 9, 4), (1, 9, 4)]),
     ],
 )
-def test_shapes_are_read(text: str, name: str, requests: list[tuple[int, int]]) -> None:
+def test_shapes_are_read(text: str, name: str, requests: list[tuple[int, ...]]) -> None:
     case = parse_step_case(text)
     assert case.name == name
-    assert list(case.requests) == requests
-    assert case.num_tokens == sum(new for new, _ in requests)
-    assert case.max_len == max(map(sum, requests))
+    assert list(case.requests) == [RequestShape(*request) for request in requests]
+    assert parse_step_case(case.shape).requests == case.requests
+    assert case.num_tokens == sum(new for new, *_ in requests)
+    assert case.max_len == max(new + computed for new, computed, *_ in requests)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"'' is not \[N\*\]Q\[@K\]"),
+        ("", r"'' is not \[N\*\]Q\[@K\[~S\]\]"),
         ("64x1", "'64x1' is not"),
         ("1@", "'1@' is not"),
         ("1,,2", "'' is not"),
         ("-1", "'-1' is not"),
         ("0*1", "computes nothing"),
         ("3*0@5", "computes nothing"),
+        ("2*1@5~6", "'2.1@5~6' shares more tokens than are computed"),
+        ("2*1~6", "'2.1~6' is not"),
         ("a b=1", "'a b' is no name"),
         ("9000000*1", "more than 100000 requests"),
     ],
@@ -112,18 +116,30 @@ def test_what_is_no_shape_is_an_error(text: str, message: str) -> None:
     assert str(caught.value).startswith(f"--case {text}: ")
 
 
-parts = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 17))
+parts = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 17), st.integers(0, 17))
 
 
 @given(st.lists(parts, min_size=1, max_size=4))
-def test_every_step_computes_the_same_shape(shape: list[tuple[int, int, int]]) -> None:
+def test_every_step_computes_the_same_shape(shape: list[tuple[int, int, int, int]]) -> None:
     """The fake executor asserts that blocks and starts fit together, whatever the shape."""
     executor = FakeExecutor()
-    text = ",".join(f"{count}*{new}@{computed}" for count, new, computed in shape)
+    text = ",".join(f"{n}*{new}@{k + shared}~{shared}" for n, new, k, shared in shape)
     (samples,) = measure(executor, text)
-    expected = [new for count, new, _ in shape for _ in range(count)]
+    expected = [new for count, new, *_ in shape for _ in range(count)]
     assert [plan.num_tokens for plan in executor.plans] == [expected] * 5
     assert samples.durations_s == pytest.approx([1e-3 * sum(expected)] * 3)
+
+
+def test_requests_alike_have_their_first_blocks_together() -> None:
+    executor = FakeExecutor()
+    measure(executor, "3*1@9~8,1@9,2*1@8~7,2*5@8~8")
+    plan = executor.plans[0]
+    tables = [list(plan.new_blocks[request_id][0]) for request_id in plan.request_ids]
+    assert tables[0][:2] == tables[1][:2] == tables[2][:2]
+    assert tables[4][0] == tables[5][0]
+    assert tables[6][:2] == tables[7][:2]
+    assert len({block for table in tables for block in table}) == 26 - (2 * 2 + 1 + 2)
+    assert [plan.num_shared_kv_tokens for plan in executor.plans] == [4 * 7] * 5
 
 
 def test_decodes_go_on_and_prompts_begin_anew() -> None:

@@ -74,6 +74,7 @@ def _steps(rng: np.random.Generator, num_steps: int) -> Observations:
         gap_s=later,
         num_tokens=columns["num_decodes"] + columns["prefill_tokens"],
         num_reqs=columns["num_decodes"] + columns["num_prefills"],
+        shared_kv_tokens=np.zeros(num_steps, dtype=np.int64),
         **columns,
     )
 

@@ -64,8 +64,13 @@ PLAN = {
     },
     "long_from": 4097,
 }
-WITH_PLAN = {"merge_layer_s": 6e-6, "round_layer_s": 3e-7, "mixed_layer_s": 0.0}
-WITHOUT_PLAN = {"merge_layer_s": 0.0, "round_layer_s": 0.0, "mixed_layer_s": 2e-5}
+WITH_PLAN = {
+    "merge_layer_s": 6e-6,
+    "round_layer_s": 3e-7,
+    "shared_kv_saved": 0.4,
+    "mixed_layer_s": 0.0,
+}
+WITHOUT_PLAN = {**dict.fromkeys(WITH_PLAN, 0.0), "mixed_layer_s": 2e-5}
 NOT_SEEN = (
     "loop_step_s",
     "loop_request_s",
@@ -389,7 +394,7 @@ def test_the_design_covers_all_regimes_and_paddings() -> None:
     batches = {len(case.requests) for case in cases}
     assert {1, 12, 180, 256} <= batches
     assert max(case.num_tokens for case in cases) == 8192
-    mixed = [case for case in cases if len({n == 1 for n, _ in case.requests}) == 2]
+    mixed = [case for case in cases if len({n == 1 for n, *_ in case.requests}) == 2]
     assert len(mixed) > 40
 
 

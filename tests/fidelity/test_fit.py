@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from simserve.cli.main import app
 from simserve.cost.profile_file import ProfileFile, load_profile
-from simserve.cost.step_model import COEFFICIENTS
+from simserve.cost.step_model import COEFFICIENTS, OF_PLANS
 from simserve.cost.step_work import SizeFactors
 from simserve.errors import TraceError
 from simserve.fidelity.fit.least_squares import fit_bounded, fit_non_negative
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 LOGS = Path(__file__).parents[1] / "data" / "vllm_logs"
 WAITS = {"context_layer_s": 2e-8, "context_blend": 0.5}
 """The engine of the profile splits contexts; this is one that does not."""
-NOT_TOLD = ("merge_layer_s", "round_layer_s", "inputs_mixed_s")
+NOT_TOLD = (*OF_PLANS, "inputs_mixed_s")
 """Logs of this engine say neither how attention was dealt out nor what kernels took alone."""
 TRUE = {**load_profile("h200-llama-3.1-8b-vllm").coefficients, **WAITS}
 

@@ -407,6 +407,8 @@ class ManagerMachine(RuleBasedStateMachine):
         assert min(model.uses) >= 0
         assert sum(count > 0 for count in model.uses) + len(model.queue) == kv.num_gpu_blocks - 1
         assert kv.evicted_cached_blocks == model.evicted
+        repeated = sum(count - 1 for count in model.uses if count > 1)
+        assert kv.num_shared_tokens == repeated * kv.block_size // kv.num_groups
         for request in self.running:
             tables = kv.get_block_ids(request)
             assert [list(table) for table in tables] == model.tables[request.request_id]

@@ -28,6 +28,14 @@ _UNLIKE_IN_TURNS = (
 """So often each. Kernels take requests in the order of the batch: long ones may stand anywhere."""
 _EVERY_BATCH_CONTEXT = 512
 """Of as many decodes as each graph takes: their products differ as those of prompts do."""
+_SHARED = (
+    *("8*1@1024~512", "16*1@1024~512", "24*1@1024~768", "64*1@1024~512", "128*1@1024~768"),
+    *("256*1@768~512", "12*1@8192~4096", "32*1@4096~3072", "64*1@4096~2048"),
+    *("6*1@640~512,6*1@900~512,6*1@1200~512,6*1@1500~512", "16*1@700~256,16*1@1500~1024"),
+    *("24*1@1024~512,384", "64*1@2048~1024,128", "12*1@4096~2048,960"),
+    "23*1@1500~1024,4*120@1024~1024",
+)
+"""Of requests that have a system prompt or a document together."""
 _MIXED_DECODES = ("1@512", "32*1@2048", "200*1@512", "23*1@512,1@5000,23*1@512,1@5000")
 _MIXED_PROMPTS = (
     *("32", "128", "384", "960", "1984", "4*120"),
@@ -85,6 +93,7 @@ def _shapes() -> Iterator[str]:
         yield f"{batch}*1@{_EVERY_BATCH_CONTEXT}"
     yield from _UNLIKE
     yield from (",".join([requests] * times) for requests, times in _UNLIKE_IN_TURNS)
+    yield from _SHARED
     yield from map(str, _PROMPTS)
     yield from _SEVERAL_PROMPTS
     for chunk, start in product(_CHUNKS, _CHUNK_STARTS):
@@ -126,7 +135,7 @@ def _log_uniform(rng: np.random.Generator, low: int, high: int) -> int:
 def _fits(case: StepCase, limits: Limits, num_steps: int) -> bool:
     rest = num_rest_steps(case)
     block, extra = limits.block_size, num_steps * (1 + rest)
-    lengths = [sum(request) + extra for request in case.requests]
+    lengths = [request.num_tokens + extra for request in case.requests]
     beside = 2 * extra + block if rest else 0  # a decode of its own
     return (
         len(case.requests) <= limits.max_num_seqs

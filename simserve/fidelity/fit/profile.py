@@ -32,6 +32,7 @@ _DOMAIN = (
     "prefill_pairs",
     "prefill_kv_tokens",
 )
+_DOMAIN_OF_PLANS = (*_DOMAIN, "shared_kv_tokens")
 
 
 def fit_profile(
@@ -83,7 +84,7 @@ def fit_profile(
         host="adds",
         graphs=graphs,
         attention_plan=attention_plan,
-        domain={feature: _range(own, feature) for feature in _DOMAIN},
+        domain={n: _range(own, n) for n in (_DOMAIN_OF_PLANS if attention_plan else _DOMAIN)},
         coefficients=dict(prices.coefficients),
         size_factors=dict(prices.size_factors.prefills),
         decode_size_factors=_decodes_apart(prices.size_factors),

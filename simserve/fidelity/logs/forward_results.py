@@ -26,7 +26,7 @@ from simserve.fidelity.logs.vllm_log import is_vllm_log
 
 __all__ = ["load_forward_results"]
 
-_PART = re.compile(r"(?:(\d+)\*)?(\d+)(?:@(\d+))?c?(:\d+)?")
+_PART = re.compile(r"(?:(\d+)\*)?(\d+)(?:@(\d+)(~\d+)?)?c?(:\d+)?")
 _SHAPES = ("shape", "reqs", "requests", "case", "name")
 """Keys under which a batch may stand."""
 _MICROSECONDS = ("median_us", "latency_us")
@@ -139,6 +139,8 @@ def _case(where: str, record: Mapping[str, Any], facts: Mapping[str, Any]) -> _C
         count, new, read = int(part[1] or 1), int(part[2]), int(part[3] or (0 if own else part[2]))
         start = read if own else read - new
         if part[4]:
+            raise TraceError(f"{where}: {shape}: shared KV is not told apart here; leave it out")
+        if part[5]:
             raise TraceError(f"{where}: {shape}: drafts are not priced by a profile; leave it out")
         if not count or not new or start < 0 or len(requests) + count > _MOST_REQUESTS:
             raise TraceError(f"{where}: {shape}: '{part[0]}' is no batch")
@@ -189,5 +191,6 @@ def _observations(cases: list[_Case]) -> Observations:
         gap_requests=none,
         gap_tokens=none,
         **counts,
+        shared_kv_tokens=none,
         dealt=None,
     )

@@ -49,6 +49,8 @@ class Observations:
     prefill_kv_tokens: Counts
     longest_kv_tokens: Counts
     """Of the request that reads most KV tokens, in steps with prefills; else 0."""
+    shared_kv_tokens: Counts
+    """Tokens in blocks of several requests, beyond one of them each; 0 where it is not known."""
     num_new: Counts
     """Requests that came with a new block table, and the tokens of those tables."""
     num_table_tokens: Counts
@@ -126,6 +128,7 @@ def observe(log: StepLog) -> Observations:
         prefill_pairs=total(prefill * (n * start + n * (n + 1) // 2)),
         prefill_kv_tokens=total(prefill * (start + n)),
         longest_kv_tokens=over_steps(np.maximum, start + n) * (total(prefill) > 0),
+        shared_kv_tokens=np.zeros(len(steps), dtype=np.int64),
         num_new=total(new),
         num_table_tokens=total(new * (start + n)),
     )
@@ -212,6 +215,7 @@ def _work(steps: Observations, padded_tokens: Counts, with_prefills: bool) -> St
         prefill_pairs=steps.prefill_pairs,
         prefill_kv_tokens=steps.prefill_kv_tokens,
         longest_kv_tokens=steps.longest_kv_tokens,
+        shared_kv_tokens=steps.shared_kv_tokens,
         size_factor=np.ones(len(steps)),
         dealt=steps.dealt,
     )

@@ -79,6 +79,7 @@ def measured_steps(
         gap_requests=none,
         gap_tokens=none,
         **step_counts(rows, steps.num_rows, sliding_window),
+        shared_kv_tokens=_shared(steps),
         dealt=_dealt(rows, steps.num_rows, dealer, graph_sizes) if dealer else None,
     )
     host_s = seconds["prepare_s"] + seconds["sample_s"] + seconds["sync_s"]
@@ -95,6 +96,14 @@ def _heat(num_reqs: Counts, num_tokens: Counts, duration_s: Seconds) -> Seconds:
         if has_prefills:
             heat.passed(step, int(num_tokens[step]), float(duration_s[step]))
     return before
+
+
+def _shared(steps: pa.Table) -> Counts:
+    """What requests shared in each step; runs recorded before that was counted do not say."""
+    if "num_shared_kv_tokens" not in steps.column_names:
+        return np.zeros(steps.num_rows, dtype=np.int64)
+    shared: Counts = np.nan_to_num(column(steps, "num_shared_kv_tokens")).astype(np.int64)
+    return shared
 
 
 def _seconds(steps: pa.Table) -> dict[str, Seconds]:

@@ -48,9 +48,11 @@ class MeasuredSteps:
     @classmethod
     def of(cls, columns: Mapping[str, Sequence[float]]) -> MeasuredSteps:
         """From one list a column, as `as_json` gives them."""
+        unknown = [0.0] * len(columns["host_s"])
+        columns = {"heat": unknown, "shared_kv_tokens": unknown, **columns}
         arrays = {name: np.array(columns[name], dtype=_dtype(name)) for name in COLUMNS}
         host_s = np.array(columns["host_s"], dtype=np.float64)
-        heat = np.array(columns.get("heat", np.zeros(len(host_s))), dtype=np.float64)
+        heat = np.array(columns["heat"], dtype=np.float64)
         dealt = None
         if all(name in columns for name in Dealt._fields):
             dealt = Dealt(*(np.array(columns[n], dtype=np.float64) for n in Dealt._fields))
@@ -154,6 +156,7 @@ class StepWatch:
             "prefill_pairs": int(counts.prefill_pairs),
             "prefill_kv_tokens": int(counts.prefill_kv_tokens),
             "longest_kv_tokens": int(work.longest_kv_tokens),
+            "shared_kv_tokens": work.shared_kv_tokens,
             "num_new": work.num_new,
             "num_table_tokens": work.num_table_tokens,
             "host_s": seconds["prepare_s"] + seconds["sample_s"] + seconds["sync_s"],

@@ -3,7 +3,8 @@
 Every request is new in the first step, its first K tokens computed already, as after a prefix hit.
 Then decodes go on, a token a step; a request with several tokens ends and another one with the same
 numbers takes its place and blocks, so that each step computes the same shape. What lies in the
-computed blocks does not matter to how long it takes.
+computed blocks does not matter to how long it takes, but requests may have some of them together:
+then the GPU's cache has them after the first.
 
 A GPU's clock falls under prompts that follow one another. A case may rest before each step: its
 decodes run alone, or a single one does, as before most prompts in service.
@@ -38,6 +39,8 @@ class _Member(NamedTuple):
     number: int
     shape: RequestShape
     blocks: list[int]
+    num_repeated: int
+    """How many of them an earlier member has as well."""
 
 
 def _no_rest(case: StepCase) -> int:
@@ -98,7 +101,14 @@ def _members(
     shapes = list(case.requests)
     if rests and all(shape.num_new_tokens > 1 for shape in shapes):
         shapes.append(_LONE_DECODE)
-    counts = [-(-_last_len(shape, num_steps) // block_size) for shape in shapes]
+    repeated = [
+        shape.num_shared_tokens // block_size if shape == before else 0
+        for shape, before in zip(shapes, [None, *shapes], strict=False)
+    ]
+    counts = [
+        -(-_last_len(shape, num_steps) // block_size) - shared
+        for shape, shared in zip(shapes, repeated, strict=True)
+    ]
     if sum(counts) >= num_gpu_blocks:
         raise CapacityError(
             f"--case {case.name}: needs {sum(counts)} KV blocks of {block_size} tokens, and there "
@@ -106,10 +116,11 @@ def _members(
         )
     order = np.random.default_rng(0).permutation(np.arange(1, sum(counts) + 1))
     owned = np.split(order, np.cumsum(counts)[:-1])
-    return [
-        _Member(number, shape, blocks.tolist())
-        for number, (shape, blocks) in enumerate(zip(shapes, owned, strict=True))
-    ]
+    members: list[_Member] = []
+    for shape, own, shared in zip(shapes, owned, repeated, strict=True):
+        before = members[-1].blocks[:shared] if shared else []
+        members.append(_Member(len(members), shape, before + own.tolist(), shared))
+    return members
 
 
 def _decodes(members: Sequence[_Member], own: Sequence[_Member]) -> list[_Member]:
@@ -119,7 +130,7 @@ def _decodes(members: Sequence[_Member], own: Sequence[_Member]) -> list[_Member
 
 def _last_len(shape: RequestShape, num_steps: int) -> int:
     """Tokens of a request after the last step."""
-    return sum(shape) + (num_steps - 1 if shape.num_new_tokens == 1 else 0)
+    return shape.num_tokens + (num_steps - 1 if shape.num_new_tokens == 1 else 0)
 
 
 _LONE_DECODE = RequestShape(1, 15)
@@ -143,8 +154,9 @@ class _Requests:
         done = self._num_plans if case == self._case else 0
         self._case, self._num_plans = case, done + 1
         plan = StepPlan(step=step, num_common_prefix_blocks=(0,))
+        plan.num_shared_kv_tokens = self._block_size * sum(one.num_repeated for one in members)
         before, self._running = self._running, {}
-        for number, shape, blocks in members:
+        for number, shape, blocks, _ in members:
             stays = shape.num_new_tokens == 1
             request_id = f"{case}/{number}" if stays else f"{case}/{number}/{step}"
             start = shape.num_computed_tokens + (done if stays else 0)
@@ -167,7 +179,7 @@ class _Requests:
 
 
 def _trace_request(request_id: str, shape: RequestShape, num_steps: int) -> TraceRequest:
-    prompt = ((f"{request_id}/prompt", sum(shape)),)
+    prompt = ((f"{request_id}/prompt", shape.num_tokens),)
     return TraceRequest(
         request_id=request_id, arrival_s=0.0, prompt=prompt, output_len=num_steps + 1
     )
