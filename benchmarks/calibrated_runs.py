@@ -8,7 +8,7 @@ Loads are shares of a workload's capacity: the request rate at which the profile
 served if all of it is there at once. `--again` simulates anew what FILE holds real runs of.
 
 Each workload is simulated twice: with the profile alone, and with the host of the three runs, whose
-speed is told by what their steps of decodes took of it (one factor on the profile's host times).
+speed is told by what their steps took of it (one factor on the profile's host times).
 """
 
 from __future__ import annotations
@@ -236,27 +236,32 @@ def kept(result: RunResult) -> dict[str, Any]:
         summary["compiled_steps"] = compiled_steps(result)
         summary["step_mape"] = float(np.mean(np.abs(priced / measured - 1.0)))
         summary["step_bias"] = float(priced.sum() / measured.sum() - 1.0)
-        summary["host"] = host_of_decodes(steps)
+        summary["host"] = host_of(steps)
     return summary
 
 
-def host_of_decodes(steps: Any) -> dict[str, float]:
-    """Steps of decodes, the requests in them, and what they took of the host beside scheduling."""
+def host_of(steps: Any) -> dict[str, float]:
+    """Steps, those with prefills, the requests in all, and what they took of the host beside
+    scheduling."""
     num_reqs, num_tokens = column(steps, "num_scheduled"), column(steps, "num_tokens")
-    decodes = (num_tokens > 0) & (num_tokens == num_reqs)
-    seconds = sum(column(steps, f"parts.{part}_s")[decodes].sum() for part in HOST_PARTS)
-    requests = int(num_reqs[decodes].sum())
-    return {"steps": int(decodes.sum()), "requests": requests, "seconds": float(seconds)}
+    ran = num_tokens > 0
+    return {
+        "steps": int(ran.sum()),
+        "mixed": int((num_tokens > num_reqs).sum()),
+        "requests": int(num_reqs[ran].sum()),
+        "seconds": float(sum(column(steps, f"parts.{p}_s")[ran].sum() for p in HOST_PARTS)),
+    }
 
 
 def host_scale(real: list[dict[str, Any]], profile: Path) -> float:
     """How much longer the host of some runs took than that of the profile; 1: they do not tell."""
-    told = [run["host"] for run in real if "host" in run]
+    told = [run["host"] for run in real if "mixed" in run.get("host", ())]
     if not told:
         return 1.0
     c = load_profile(path=profile).coefficients
-    steps, requests, seconds = (sum(one[k] for one in told) for k in told[0])
-    return seconds / (c["inputs_step_s"] * steps + c["inputs_request_s"] * requests)
+    steps, mixed, requests, seconds = (sum(one[k] for one in told) for k in told[0])
+    priced_s = c["inputs_step_s"] * steps + c["inputs_mixed_s"] * mixed
+    return seconds / (priced_s + c["inputs_request_s"] * requests)
 
 
 def judge(found: Report, arguments: argparse.Namespace) -> None:

@@ -24,8 +24,8 @@ TimeLimitOption = Annotated[
     typer.Option(
         min=1.0,
         metavar="SECONDS",
-        help="For all of it, loading included. One round of all designed steps and the traffic "
-        "run in any case.",
+        help="For all of it, loading included. All designed steps and the traffic are run once in "
+        "any case.",
     ),
 ]
 

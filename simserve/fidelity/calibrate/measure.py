@@ -1,9 +1,13 @@
-"""Measures the real executor within a time limit: designed steps in rounds, and some traffic."""
+"""Measures the real executor within a time limit: designed steps and traffic in turns.
+
+The host's speed changes within some ten seconds, so its times are taken all along, not at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +21,7 @@ from simserve.config.loader import LoadedConfig, load_config
 from simserve.config.presets import gpu_names
 from simserve.cost.dealing import Dealer
 from simserve.engine.simulation import simulate
-from simserve.errors import SimserveError, counted
+from simserve.errors import SimserveError
 from simserve.executor.real.bench.step_cases import StepCase
 from simserve.executor.real.bench.steps import measure_steps
 from simserve.fidelity.calibrate.calibration import Calibration
@@ -66,8 +70,8 @@ def measure(
     traffic_steps: int = _TRAFFIC_STEPS,
     tell: Tell = lambda text: None,
 ) -> Calibration:
-    """Open a machine and measure it. One round of all designed steps and all traffic run in any
-    case; further rounds as long as time is left.
+    """Open a machine and measure it. All designed steps and all traffic run once in any case, and
+    further parts of them as long as time is left.
 
     Args:
         source: a configuration without a workload, `executor.kind: real`.
@@ -86,21 +90,21 @@ def measure(
     try:
         bench = _Bench(source, overrides, first, machine)
         tell(f"ready after {perf_counter() - began:.0f} s, {len(bench.cases)} designed steps")
-        start = perf_counter()
-        rounds = [bench.round(0)]
-        longest_s = perf_counter() - start
-        tell(f"first round done at {perf_counter() - began:.0f} s")
         fitted, held_out = traffic(bench.limits)
-        streams = [bench.traffic(one, 1 + i, traffic_steps) for i, one in enumerate(fitted)]
         unseen = bench.traffic(held_out, 0, traffic_steps)
-        tell(f"traffic done at {perf_counter() - began:.0f} s")
-        if perf_counter() - began > time_limit_s:
-            tell(f"the limit of {time_limit_s:g} s is passed: a round and the traffic take longer")
-        while (start := perf_counter()) + longest_s < began + time_limit_s - _RESERVE_S:
-            rounds.append(bench.round(len(rounds)))
+        designed, streams, longest_s = [], [], 0.0
+        for number in count():
+            start = perf_counter()
+            if number >= len(fitted) and start + longest_s > began + time_limit_s - _RESERVE_S:
+                break
+            turn, part = divmod(number, len(fitted))
+            designed.append(bench.designed(turn, part, len(fitted)))
+            streams.append(bench.traffic(fitted[part], 1 + number, traffic_steps))
             longest_s = max(longest_s, perf_counter() - start)
-        tell(f"{counted(len(rounds), 'round')} done at {perf_counter() - began:.0f} s")
-        return bench.calibration(rounds, streams, unseen)
+        tell(f"{number} turns done at {start - began:.0f} s; all is measured in {len(fitted)}")
+        if start > began + time_limit_s:
+            tell(f"the limit of {time_limit_s:g} s is passed: these take longer")
+        return bench.calibration(designed, streams, unseen)
     finally:
         machine.close()
 
@@ -143,11 +147,12 @@ class _Bench:
         self._attention_plan = executor_facts.attention_plan(machine.facts)
         self.cases: list[StepCase] = design(self.limits, _NUM_WARMUP_STEPS + _NUM_STEPS)
 
-    def round(self, number: int) -> MeasuredSteps:
-        """Every designed step, in an order of its own: what drifts is spread over all of them."""
+    def designed(self, turn: int, part: int, num_parts: int) -> MeasuredSteps:
+        """One of so many parts of all designed steps, in each turn others: what drifts is spread
+        over all of them."""
         parts = build(self._loaded, self._loaded.config.seed, machine=self._machine).parts
         watch = self._watch(parts.executor)
-        order = np.random.default_rng(number).permutation(len(self.cases))
+        order = np.random.default_rng(turn).permutation(len(self.cases))[part::num_parts]
         samples = measure_steps(
             watch,
             [self.cases[place] for place in order],
@@ -178,7 +183,7 @@ class _Bench:
 
     def calibration(
         self,
-        rounds: Sequence[MeasuredSteps],
+        designed: Sequence[MeasuredSteps],
         streams: Sequence[MeasuredSteps],
         held_out: MeasuredSteps,
     ) -> Calibration:
@@ -195,7 +200,7 @@ class _Bench:
             measured_on=executor_facts.measured_on(facts, collect(), today),
             graphs=self._graphs,
             attention_plan=self._attention_plan,
-            designed=_joined(rounds),
+            designed=_joined(designed),
             traffic=_joined(streams),
             held_out=held_out,
         )
