@@ -112,10 +112,7 @@ class Decodes(Protocol):
         ...
 
     def grow(self, count: int) -> Grown:
-        """`take_slots` for `count` further steps, blocks handed out in the same order.
-
-        Returns what each of the steps took, `count` numbers each.
-        """
+        """`take_slots` for so many further steps, in the same order; what each of them took."""
         ...
 
 
@@ -267,10 +264,9 @@ class SteadyScheduler(Protocol):
         """Pass over `count` steps, `plan` the first of them: update and schedule again, each.
 
         Afterwards the state is that after the schedule() of the last of them, so that its update()
-        is still to come. Returns what each but the first took, `count - 1` numbers each.
-
-        Where steps are planned ahead, the step before `plan` has been updated when this is called,
-        and the update() of the last two is still to come.
+        is still to come. Returns what each but the first took, `count - 1` numbers each. Where
+        steps are planned ahead, the step before `plan` has been updated when this is called, and
+        the update() of the last two is still to come.
         """
         ...
 

@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from simserve.config import distributions
 from simserve.config import workload as keys
 from simserve.config.executor import Real
 from simserve.config.loader import LoadedConfig
 from simserve.errors import ConfigError, Problem, TraceError
-from simserve.protocols import TokenOutcomes
-from simserve.registry import BUILTINS
+from simserve.protocols import TokenOutcomes, Workload
 from simserve.workload import arrivals, lengths
 from simserve.workload.public import find_trace
 from simserve.workload.source import (
@@ -24,7 +23,6 @@ from simserve.workload.source import (
     OwnOutputs,
     OwnSampling,
     Sessions,
-    Source,
 )
 from simserve.workload.synthetic import RequestClass, SharedPrefix, Synthetic, generate
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from simserve.workload.ranked import Choice
     from simserve.workload.trace import Trace
 
-__all__ = ["BuiltWorkload", "build_workload", "says_more", "trace_of"]
+__all__ = ["BuiltWorkload", "build_workload", "trace_of"]
 
 _ARRIVALS: dict[str, Callable[..., arrivals.ArrivalProcess]] = {
     "immediate": lambda: arrivals.ConstantArrivals(rate=math.inf),
@@ -55,7 +53,7 @@ _LENGTHS: dict[str, Callable[..., lengths.Length]] = {
 class BuiltWorkload:
     """Requests over time, and what is known of them."""
 
-    source: Source
+    source: Workload
     request_rate: float | str | None = None
     """Arrivals per second asked for; `inf`: all at once; None: as the trace has them."""
     burstiness: float | None = None
@@ -116,7 +114,7 @@ def build_workload(
 
 def _grouped(
     config: keys.Workload, seed: int, built: BuiltWorkload, outcomes: TokenOutcomes | None
-) -> Source:
+) -> Workload:
     from simserve.config.build_decoding import build_method
     from simserve.workload.groups import Grouped
 
@@ -159,7 +157,7 @@ def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> 
         start_s=config.start_s or None,
         end_s=config.end_s,
         spread_ties_s=config.spread_ties_s,
-        speedup_ratio=None if config.speedup == 1 else config.speedup,
+        speedup_ratio=_unless_one(config.speedup),
         prompt_len_multiplier=_unless_one(config.prompt_len_multiplier),
         output_len_multiplier=_unless_one(config.output_len_multiplier),
         truncate_to=config.truncate_to,
@@ -169,53 +167,27 @@ def _from_trace(loaded: LoadedConfig, config: keys.TraceWorkload, seed: int) -> 
     )
     counts: Counter[str] = Counter()
     requests = transforms.apply(trace.requests(), counts, seed)
-    source: Source
-    features = _features(trace, has_decoding=loaded.config.workload.decoding is not None)
+    source: Workload
+    features = trace.features
+    if features.several is not None and loaded.config.workload.decoding is not None:
+        number, n = features.several
+        raise TraceError(
+            f"{trace.path}:{number}: n: is {n}, but workload.decoding says how many sequences a "
+            "request becomes: leave out one of the two"
+        )
+    known = None if transforms != Transforms() else trace.num_requests
     if features.waits:
-        source = Sessions(group_sessions(requests), place_of=trace.place_of)
+        source = Sessions(group_sessions(requests), known, trace.place_of)
     else:
-        known = None if transforms != Transforms() else trace.num_requests
         source = OpenLoop(requests, known, trace.place_of)
     return BuiltWorkload(
         source,
         trace=trace,
         counts=counts,
         shares_prefixes=trace.shares_prefixes,
-        names_sequences=features.names_sequences,
+        names_sequences=features.several is not None,
         names_sampling=features.names_sampling,
     )
-
-
-def says_more(trace: Trace) -> bool:
-    """Whether requests of its format may say more than what they are and when they arrive."""
-    return trace.format == "simserve" or trace.format not in BUILTINS["readers"]
-
-
-class _Features(NamedTuple):
-    """What some requests of a trace say."""
-
-    waits: bool = False
-    """That they wait for others."""
-    names_sequences: bool = False
-    names_sampling: bool = False
-
-
-def _features(trace: Trace, has_decoding: bool) -> _Features:
-    found = _Features()
-    for number, one in trace.numbered() if says_more(trace) else ():
-        if has_decoding and one.n > 1:
-            raise TraceError(
-                f"{trace.path}:{number}: n: is {one.n}, but workload.decoding says how many "
-                "sequences a request becomes: leave out one of the two"
-            )
-        found = _Features(
-            found.waits or one.parent is not None,
-            found.names_sequences or one.n > 1,
-            found.names_sampling or bool(one.sampling) or one.logprobs is not None,
-        )
-        if all(found):
-            break
-    return found
 
 
 def _file_of(loaded: LoadedConfig, config: keys.TraceWorkload) -> Path:
@@ -250,7 +222,7 @@ def _synthetic(config: keys.SyntheticWorkload, seed: int) -> BuiltWorkload:
 
 def _single_requests(
     config: keys.SyntheticWorkload, arrival: arrivals.ArrivalProcess, seed: int
-) -> Source:
+) -> Workload:
     classes = tuple(
         RequestClass(
             lengths=_pair(one.prompt_len or config.prompt_len, one.output_len or config.output_len),
@@ -276,7 +248,7 @@ def _conversations(
     sessions: keys.Sessions,
     arrival: arrivals.ArrivalProcess,
     seed: int,
-) -> Source:
+) -> Workload:
     from simserve.workload.sessions import (
         SyntheticSessions,
         generate_sessions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simserve.config.build_workload import says_more, trace_of
+from simserve.config.build_workload import trace_of
 from simserve.config.decoding import BeamSearch
 from simserve.config.executor import Real
 from simserve.config.loader import LoadedConfig
@@ -52,7 +52,7 @@ def _of_requests(
     loaded: LoadedConfig, trace: Trace, eos_token_ids: tuple[int, ...] | None
 ) -> Iterable[Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
-    for number, request in trace.numbered() if says_more(trace) else ():
+    for number, request in trace.numbered() if trace.features.names_sampling else ():
         asked = request.sampling
         if asked and repr(asked) not in found:
             if fault := _fault(asked, loaded, eos_token_ids):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simserve.segments import split_blocks
 from simserve.types import TraceRequest
+from simserve.workload.prefix_tree import apart
 
 __all__ = ["SharingProbe"]
 
@@ -56,7 +57,7 @@ class SharingProbe:
         )
         if request.cache_salt is None and request.lora_id is None and not items:
             return content
-        return hash((content, request.cache_salt, request.lora_id, items))
+        return hash((content, request.cache_salt, apart(request.lora_id), items))
 
     def _content(self, request: TraceRequest) -> int:
         """Hash of the tokens of the first block, which the prompt has in full."""
@@ -65,7 +66,7 @@ class SharingProbe:
             tuple(
                 segment[offset : offset + length]
                 if isinstance(segment, tuple)
-                else (segment, offset, length)
+                else (apart(segment), offset, length)
                 for segment, offset, length in pieces
             )
         )

@@ -19,6 +19,8 @@ from simserve.workload.rows import BadRow, Record, RowLog
 __all__ = ["csv_records", "file_sha256", "json_records", "read_head", "text_lines", "write_lines"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_LONGEST_LINE = 1 << 26
+"""Bytes of one that are read to recognise a file: a prompt of a million token ids has some 7 MB."""
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
@@ -44,9 +46,11 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_head(path: Path, size: int = 1 << 16) -> str:
-    """The first `size` bytes as text; bytes that are no UTF-8 are replaced."""
+    """The first `size` bytes as text, and all of the line that they end in; bytes that are no UTF-8
+    are replaced."""
     with _reading(path) as file:
-        return file.read(size).decode("utf-8-sig", errors="replace")
+        head = file.read(size)
+        return (head + file.readline(_LONGEST_LINE)).decode("utf-8-sig", errors="replace")
 
 
 def file_sha256(path: Path) -> str:

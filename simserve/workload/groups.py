@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from simserve.protocols import Workload
 from simserve.types import TraceRequest
-from simserve.workload.source import Source
 
 __all__ = ["Group", "Grouped", "Method"]
 
@@ -63,7 +63,7 @@ class Grouped:
         method: makes the groups.
     """
 
-    def __init__(self, workload: Source, method: Method) -> None:
+    def __init__(self, workload: Workload, method: Method) -> None:
         self._workload = workload
         self._method = method
         self._ready: list[tuple[float, int, TraceRequest]] = []

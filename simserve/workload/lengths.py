@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.workload.rows import MAX_TOKENS
+
 __all__ = [
     "ConstantLength",
     "EmpiricalLength",
@@ -17,6 +19,9 @@ __all__ = [
     "UniformLength",
     "ZipfLength",
 ]
+
+_MOST_RANKED = 1 << 24
+"""Lengths of a power law, each of which takes some bytes of memory while numbers are drawn."""
 
 
 class Length(Protocol):
@@ -28,10 +33,18 @@ class Length(Protocol):
 
 
 def _check_range(low: int, high: int | None) -> None:
-    if low < 1:
-        raise ValueError(f"min must be at least 1, got {low}")
+    _check_length("min", low)
     if high is not None and high < low:
         raise ValueError(f"max must be at least min ({low}), got {high}")
+    if high is not None:
+        _check_length("max", high)
+
+
+def _check_length(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    if value > MAX_TOKENS:
+        raise ValueError(f"{name} must be at most {MAX_TOKENS}, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +54,7 @@ class ConstantLength:
     value: int
 
     def __post_init__(self) -> None:
-        if self.value < 1:
-            raise ValueError(f"value must be at least 1, got {self.value}")
+        _check_length("value", self.value)
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
         """`count` times the value; takes nothing from `rng`."""
@@ -106,6 +118,8 @@ class ZipfLength:
         if not 0 <= self.alpha < np.inf:
             raise ValueError(f"alpha must be at least 0 and finite, got {self.alpha}")
         _check_range(self.min, self.max)
+        if self.max - self.min >= _MOST_RANKED:
+            raise ValueError(f"max must be less than min + {_MOST_RANKED}, got {self.max}")
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
         """`count` lengths, shape [count]."""

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Hashable, Iterator
 
 from simserve.segments import Part, Segments
 from simserve.types import TraceRequest
 
-__all__ = ["PrefixTree"]
+__all__ = ["PrefixTree", "apart"]
+
+_FIRST_ALIKE = sys.hash_info.modulus
+"""Python's hash of a whole number is the remainder of its division by this; that of -1 is -2."""
+
+
+def apart(name: Hashable) -> Hashable:
+    """Something in place of a name whose hash no other name has, up to chance.
+
+    >>> hash(-1) == hash(-2), hash(apart(-1)) == hash(apart(-2))
+    (True, False)
+    """
+    if isinstance(name, int) and not 0 <= name < _FIRST_ALIKE:
+        return (hex(name),)
+    return name
 
 
 class PrefixTree:
@@ -41,14 +56,14 @@ class PrefixTree:
         prompt_len = request.prompt_len
         # The last generated token is never computed, so nobody finds it.
         left = prompt_len + request.output_len - 1
-        place = hash((request.cache_salt, request.lora_id))
+        place = hash((request.cache_salt, apart(request.lora_id)))
         longest, found, known = self._longest, 0, True
         for segment, part_len in self._pieces(request.prompt + request.output_parts):
             length = part_len if part_len < left else left
             if length <= 0:
                 break
             left -= length
-            part = hash((place, segment))
+            part = hash((place, apart(segment)))
             place = part + length
             if known:
                 seen = longest.get(part, 0)

@@ -14,12 +14,24 @@ from simserve.workload.groups import Group, Method
 from simserve.workload.streams import Stream, generator
 from simserve.workload.transform import with_output_len
 
-__all__ = ["ByClass", "Parallel", "Siblings", "draws_of", "sibling_ids"]
+__all__ = ["ByClass", "Parallel", "Siblings", "draws_of", "sibling_ids", "sibling_of"]
 
 
 def sibling_ids(request_id: str, n: int) -> list[str]:
     """What the sequences of a request are called, as vLLM does: `0_a` to `3_a` for four of `a`."""
     return [f"{i}_{request_id}" for i in range(n)]
+
+
+def sibling_of(name: str, several: Mapping[str, int]) -> str | None:
+    """The request, of those in `several` with their numbers of sequences, that has one called so.
+
+    >>> sibling_of("3_a", {"a": 4}), sibling_of("4_a", {"a": 4}), sibling_of("03_a", {"a": 4})
+    ('a', None, None)
+    """
+    place, _, request_id = name.partition("_")
+    n = several.get(request_id, 0)
+    is_one = len(place) <= len(str(n)) and place.isdecimal() and int(place) < n
+    return request_id if is_one and place == str(int(place)) else None
 
 
 class Siblings:

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from simserve.errors import TraceError
 from simserve.protocols import Workload
@@ -16,20 +16,12 @@ from simserve.types import TraceRequest, output_segment
 if TYPE_CHECKING:
     from simserve.workload.sessions import Session
 
-__all__ = ["ConcurrencyCap", "OpenLoop", "OwnOutputs", "OwnSampling", "Sessions", "Source"]
+__all__ = ["ConcurrencyCap", "OpenLoop", "OwnOutputs", "OwnSampling", "Sessions"]
 
 PlaceOf = Callable[[str], str]
 """From a request's id to `file:row: `, where it stands."""
 _LATEST_S = 1e12
 """As for every time in a configuration: much later, a clock cannot tell how long a step is."""
-
-
-class Source(Workload, Protocol):
-    """A workload that can also be told that a request ended without completing."""
-
-    def finished(self, request_id: str, now_s: float, completed: bool = True) -> None:
-        """A request ended; `completed` is false if it was aborted or rejected."""
-        ...
 
 
 def _nowhere(request_id: str) -> str:
@@ -208,7 +200,7 @@ class ConcurrencyCap:
         ValueError: `max_concurrency` is below 1.
     """
 
-    def __init__(self, workload: Source, max_concurrency: int) -> None:
+    def __init__(self, workload: Workload, max_concurrency: int) -> None:
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
         self._workload = workload
@@ -249,7 +241,7 @@ class ConcurrencyCap:
 class _Around:
     """Hands on the requests of a workload inside, for those that change them on the way."""
 
-    def __init__(self, workload: Source) -> None:
+    def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self.next_arrival = workload.next_arrival
         self.finished = workload.finished
@@ -283,7 +275,7 @@ class OwnSampling(_Around):
     What a request says itself stands over it.
     """
 
-    def __init__(self, workload: Source, by_class: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, workload: Workload, by_class: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(workload)
         self._by_class = by_class
 

@@ -25,11 +25,14 @@ from simserve.workload.files import file_sha256, write_lines
 from simserve.workload.readers.base import Options, Reader, check_options
 from simserve.workload.readers.native import encode
 from simserve.workload.rows import BadRow, OnBadRow, Row, RowLog
-from simserve.workload.siblings import sibling_ids
+from simserve.workload.siblings import sibling_ids, sibling_of
 from simserve.workload.sniff import sniff
 from simserve.workload.trace_report import TraceReport, make_report
 
-__all__ = ["Trace", "TraceReport", "open_trace", "write_trace"]
+__all__ = ["Features", "Trace", "TraceReport", "open_trace", "write_trace"]
+
+_NUM_PLAIN = 3
+"""Fields that every row has: request_id, prompt and output_len."""
 
 
 def open_trace(
@@ -90,6 +93,27 @@ def _checked(name: str, reader: Any, path: Path, options: Options) -> Options:
     return options
 
 
+@dataclass(slots=True)
+class Features:
+    """What some requests of a trace say, beside what they are and when they arrive."""
+
+    waits: bool = False
+    """That they wait for the end of others."""
+    several: tuple[int, int] | None = None
+    """How many sequences they want: the row of the first that wants more than one, and how many."""
+    names_sampling: bool = False
+    """How their tokens are chosen."""
+
+    def see(self, row: Row) -> None:
+        """Take in a request."""
+        fields = row.fields
+        self.waits = self.waits or fields.get("parent") is not None
+        if self.several is None and fields.get("n", 1) > 1:
+            self.several = row.number, fields["n"]
+        asks = bool(fields.get("sampling")) or fields.get("logprobs") is not None
+        self.names_sampling = self.names_sampling or asks
+
+
 class Trace:
     """A trace file. Every `requests()` reads it anew: nothing that a run touches is kept."""
 
@@ -123,6 +147,11 @@ class Trace:
     def num_requests(self) -> int:
         """Requests that `requests()` hands out."""
         return self.report.num_requests
+
+    @property
+    def features(self) -> Features:
+        """What some of them say besides; found out as `report` is, and from the same reading."""
+        return self._scanned().features
 
     @property
     def shares_prefixes(self) -> bool:
@@ -174,7 +203,8 @@ class Trace:
     def _first_pass(self) -> _Scan:
         stamp = _stamp(self.path)
         log = RowLog(self.path, self._on_bad_row)
-        ticks, left_out = self._check_all(log)
+        features = Features()
+        ticks, left_out = self._check_all(log, features)
         if not len(ticks):
             raise TraceError(f"{self.path}: no requests: {_why_none(log)}")
         num_backward_steps = int(np.count_nonzero(np.diff(ticks) < 0))
@@ -185,9 +215,9 @@ class Trace:
         report = make_report(
             log, self.format, file_sha256(self.path), arrivals_s, num_backward_steps
         )
-        return _Scan(origin, order, frozenset(left_out), report, stamp)
+        return _Scan(origin, order, frozenset(left_out), report, features, stamp)
 
-    def _check_all(self, log: RowLog) -> tuple[NDArray[np.float64], set[int]]:
+    def _check_all(self, log: RowLog, features: Features) -> tuple[NDArray[np.float64], set[int]]:
         """Ticks of the rows kept, in file order, and the indices of those refused here.
 
         Readers judge rows one by one; whether ids clash and parents exist is judged here.
@@ -195,19 +225,21 @@ class Trace:
         ticks = array("d")
         left_out: set[int] = set()
         known_ids: set[str] = set()
-        siblings: dict[str, str] = {}
+        several: dict[str, int] = {}
         check_ids = getattr(self._reader, "names_requests", True)
         for index, row in enumerate(self._rows(log)):
             try:
-                if check_ids:
-                    _check_ids(row, known_ids, siblings)
                 if not self._sort and ticks and row.ticks < ticks[-1]:
                     raise BadRow("arrival", "is earlier than that of the row above", "unsorted")
+                if check_ids:
+                    _check_ids(row, known_ids, several)
             except BadRow as fault:
                 log.bad(row.number, fault)
                 left_out.add(index)
                 continue
             ticks.append(row.ticks)
+            if len(row.fields) > _NUM_PLAIN:
+                features.see(row)
         return np.array(ticks, dtype=np.float64), left_out
 
 
@@ -220,34 +252,32 @@ class _Scan:
     """File positions in order of arrival; None if the file is in order."""
     left_out: frozenset[int]
     report: TraceReport
+    features: Features
     stamp: tuple[int, int]
 
 
-def _check_ids(row: Row, known_ids: set[str], siblings: dict[str, str]) -> None:
+def _check_ids(row: Row, known_ids: set[str], several: dict[str, int]) -> None:
     """Ids are unique, and a parent stands in a row above, so that nothing waits in a circle.
 
     Args:
         row: the next one.
         known_ids: of the rows above.
-        siblings: what the engine calls the sequences of those that want several, and their ids.
+        several: ids of those that want several sequences, and how many.
     """
-    request_id = row.fields["request_id"]
+    request_id, parent = row.fields["request_id"], row.fields.get("parent")
+    if request_id in known_ids:
+        raise BadRow("request_id", f"'{request_id}' occurs twice", "duplicate_id")
+    if parent is not None and parent not in known_ids:
+        raise BadRow("parent", f"'{parent}' is the id of no row above", "orphan")
     if (n := row.fields.get("n", 1)) > 1:
         names = sibling_ids(request_id, n)
         if taken := next((name for name in names if name in known_ids), None):
             message = f"one of the {n} sequences is called '{taken}', as is a row above"
             raise BadRow("n", message, "duplicate_id")
-        siblings.update(dict.fromkeys(names, request_id))
-    elif request_id in siblings:
-        message = (
-            f"'{request_id}' is what one of the sequences of '{siblings[request_id]}' (n) is called"
-        )
+        several[request_id] = n
+    elif several and (whole := sibling_of(request_id, several)) is not None:
+        message = f"'{request_id}' is what one of the sequences of '{whole}' (n) is called"
         raise BadRow("request_id", message, "duplicate_id")
-    parent = row.fields.get("parent")
-    if request_id in known_ids:
-        raise BadRow("request_id", f"'{request_id}' occurs twice", "duplicate_id")
-    if parent is not None and parent not in known_ids:
-        raise BadRow("parent", f"'{parent}' is the id of no row above", "orphan")
     known_ids.add(request_id)
 
 

@@ -15,8 +15,10 @@ from itertools import islice
 
 import numpy as np
 
+from simserve.errors import TraceError
 from simserve.segments import Segments, total_len
 from simserve.types import MmItem, TraceRequest
+from simserve.workload.rows import MAX_TOKENS
 from simserve.workload.streams import Stream, generator
 
 __all__ = [
@@ -102,9 +104,12 @@ def prompt_len_multiplier(
     """Scale prompt lengths, rounded, to at least 1. Counts the prompts changed.
 
     A shorter prompt loses its tail; a longer one gets a tail of its own, which nobody shares.
+
+    Raises:
+        TraceError: a prompt is then longer than one in a trace may be.
     """
     for request in requests:
-        target = _scaled(request.prompt_len, multiplier)
+        target = _scaled(request, request.prompt_len, multiplier, "prompt_len_multiplier")
         counts["prompt_len_multiplier"] += target != request.prompt_len
         yield _with_prompt_len(request, target)
 
@@ -115,9 +120,12 @@ def output_len_multiplier(
     """Scale output lengths, rounded, to at least 1. Counts the outputs changed.
 
     Later turns keep the output that their prompts quote; they share what was really generated.
+
+    Raises:
+        TraceError: an output is then longer than one in a trace may be.
     """
     for request in requests:
-        target = _scaled(request.output_len, multiplier)
+        target = _scaled(request, request.output_len, multiplier, "output_len_multiplier")
         counts["output_len_multiplier"] += target != request.output_len
         yield with_output_len(request, target)
 
@@ -168,8 +176,14 @@ def num_requests(requests: Requests, limit: int) -> Iterator[TraceRequest]:
     return islice(requests, limit)
 
 
-def _scaled(length: int, multiplier: float) -> int:
-    return max(1, round(length * multiplier))
+def _scaled(request: TraceRequest, length: int, multiplier: float, name: str) -> int:
+    scaled = length * multiplier
+    if scaled > MAX_TOKENS:
+        raise TraceError(
+            f"request '{request.request_id}': {name}: {length} tokens times {multiplier:g} are "
+            f"more than {MAX_TOKENS}"
+        )
+    return max(1, round(scaled))
 
 
 def _cut(parts: Segments, length: int) -> Segments:

@@ -336,6 +336,16 @@ class TestDynamo:
         path, wrapped = trace_file(lines(*bare), "b.jsonl"), trace_file(lines(*self.EVENTS))
         assert read(path) == read(wrapped)
 
+    def test_closed_loop_goes_by_ends_whatever_their_order_in_the_file(
+        self, trace_file: TraceFile
+    ) -> None:
+        ends = {"late": 3000, "one": 1000, "other": 1000, "early": 500}
+        events = [dynamo(name, 0, end, [n], "s") for n, (name, end) in enumerate(ends.items())]
+        asks = [dynamo(f"at {ms}", ms, 9000 + ms, [9], "s") for ms in (499, 999, 1000, 2999, 3001)]
+        got = read(trace_file(lines(*events, *asks)), closed_loop=True)
+        parents = [None, "early", "one", "one", "late"]
+        assert [r.parent for r in got if r.request_id.startswith("at")] == parents
+
     def test_closed_loop_waits_for_what_had_ended(self, trace_file: TraceFile) -> None:
         got = read(trace_file(lines(*self.EVENTS)), closed_loop=True)
         assert [(r.request_id, r.parent, r.think_time_s) for r in got] == [

@@ -123,6 +123,14 @@ def test_numbers_of_numpy_are_refused_or_exact(tmp_path: Path) -> None:
         write_trace(tmp_path / "out.jsonl", [request])
 
 
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    prompt = (("s", 2**31),)
+    request = TraceRequest(request_id="a", arrival_s=0.0, prompt=prompt, output_len=1)
+    with pytest.raises(TraceError, match=r"^request a: cannot be written: 2147483648 \+ 1 tokens"):
+        write_trace(tmp_path / "out.jsonl", [request])
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_example_of_the_documentation_is_legal(trace_file: TraceFile, repo_root: Path) -> None:
     page = (repo_root / "docs" / "trace-formats.md").read_text()
     example = page.split("```json\n")[1].split("```")[0]
@@ -168,6 +176,7 @@ BASE = {"request_id": "a", "arrival_s": 0, "prompt_len": 8, "output_len": 2}
         ({"sampling": 1}, "sampling: is not an object of settings"),
         ({"sampling": {"topp": 0.9}}, r"sampling\.topp: unknown setting \(did you mean 'top_p'"),
         ({"sampling": {"top_k": 1.5}}, r"sampling\.top_k: is not a whole number"),
+        ({"sampling": {"temperature": 10**400}}, r"sampling\.temperature: is not a number"),
         ({"sampling": {"top_k": -2}}, "sampling: top_k is -2: it must be at least 1"),
         ({"sampling": {"logprobs": 21}}, r"sampling\.logprobs: is more than 20"),
         ({"sampling": {"min_tokens": 3}}, r"sampling\.min_tokens: is 3, more than the 2 tokens"),

@@ -143,5 +143,6 @@ def test_the_dataset_is_found_beside_or_named(trace_file: TraceFile, tmp_path: P
         open_trace(path).requests()
     dataset = trace_file(json.dumps(TEXT), "lengths.json")
     assert open_trace(path, dataset=str(dataset)).num_requests > 0
+    assert open_trace(path, dataset=dataset.name).num_requests > 0
     with pytest.raises(TraceError, match=r"none\.json: cannot be read"):
         open_trace(path, dataset=str(tmp_path / "none.json")).requests()

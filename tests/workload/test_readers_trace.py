@@ -89,6 +89,19 @@ class TestSniff:
         path = trace_file('{"timestamp": 0, "input\n' + HEADS["mooncake"])
         assert sniff(path) == "mooncake"
 
+    @pytest.mark.parametrize("zipped", [False, True])
+    def test_a_long_first_row_does_not_hide_the_format(
+        self, trace_file: TraceFile, zipped: bool
+    ) -> None:
+        row = {"prompt": [[list(range(40_000)), 40_000]], "arrival_s": 0, "output_len": 1}
+        content = json.dumps(row).encode()
+        assert sniff(trace_file(gzip.compress(content) if zipped else content)) == "simserve"
+
+    def test_a_row_ends_with_a_line_feed_alone(self, trace_file: TraceFile) -> None:
+        text = "one\u2028two\u0085three"
+        path = trace_file(json.dumps({"prompt": text}, ensure_ascii=False))
+        assert open_trace(path).num_requests == 1
+
     def test_rows_that_are_almost_of_our_own_format_are_told_what_they_lack(
         self, trace_file: TraceFile
     ) -> None:
@@ -181,6 +194,17 @@ class TestOrder:
         with pytest.raises(TraceError, match=r":3: arrival: is earlier than that of the row above"):
             open_trace(path, sort=False).requests()
         assert open_trace(trace_file(native(1, 2, 2)), sort=False).num_requests == 3
+
+    def test_a_row_that_is_left_out_is_nobody(self, trace_file: TraceFile) -> None:
+        """Nobody's parent, and its sequences are none that an id could be mistaken for."""
+        twice = native(0, request_id="a") + native(0, request_id="a", n=2)
+        trace = open_trace(trace_file(twice + native(1, request_id="1_a")), on_bad_row="drop")
+        assert [r.request_id for r in trace.requests()] == ["a", "1_a"]
+        rows = native(1, request_id="a") + native(0, request_id="b")
+        path = trace_file(rows + native(2, request_id="c", parent="b"))
+        trace = open_trace(path, on_bad_row="drop", sort=False)
+        assert [r.request_id for r in trace.requests()] == ["a"]
+        assert trace.report.dropped == {"unsorted": 1, "orphan": 1}
 
     def test_a_missing_arrival_is_never_taken_for_zero(self, trace_file: TraceFile) -> None:
         path = trace_file('{"prompt_len": 8, "output_len": 1}\n' + native(100))

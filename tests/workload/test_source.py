@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simserve.errors import TraceError
+from simserve.protocols import Workload
 from simserve.types import TraceRequest
 from simserve.workload.arrivals import ConstantArrivals, PoissonArrivals
 from simserve.workload.lengths import ConstantLength, UniformLength
 from simserve.workload.sessions import SyntheticSessions, generate_sessions
-from simserve.workload.source import ConcurrencyCap, OpenLoop, Sessions, Source
+from simserve.workload.source import ConcurrencyCap, OpenLoop, Sessions
 
 
 def request(
@@ -31,7 +32,7 @@ def request(
     )
 
 
-def drive(workload: Source, service_s: float = 1.0) -> list[tuple[str, float]]:
+def drive(workload: Workload, service_s: float = 1.0) -> list[tuple[str, float]]:
     """Serve every request for `service_s` from its arrival; (id, arrival) in the order taken."""
     log: list[tuple[str, float]] = []
     ends: list[tuple[float, int, str]] = []

@@ -67,6 +67,19 @@ def test_salt_and_adapter_keep_prompts_apart_and_logprobs_look_nothing_up() -> N
     assert tree.hit_len(request(prompt_logprobs=True)) == 0
 
 
+@pytest.mark.parametrize(("one", "other"), [(-1, -2), (7, 7 + 2**61 - 1), (0, 2**61 - 1)])
+def test_whole_numbers_that_python_hashes_alike_are_different_segments(
+    one: int, other: int
+) -> None:
+    assert hash(one) == hash(other)
+    tree = PrefixTree(block_size=4)
+    for prompt in (((one, 10),), ((other, 10),)):
+        assert tree.common_len(request(prompt=prompt)) == 0
+    assert tree.common_len(request(prompt=((one, 10),), lora_id=one)) == 0
+    assert tree.common_len(request(prompt=((one, 10),), lora_id=other)) == 0
+    assert tree.common_len(request(prompt=((other, 10),))) == 10
+
+
 def test_a_full_repeat_keeps_a_token_to_compute() -> None:
     tree = PrefixTree(block_size=16)
     assert [tree.hit_len(request(prompt=(("a", n),))) for n in (32, 32, 33)] == [0, 16, 32]

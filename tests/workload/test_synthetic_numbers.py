@@ -146,13 +146,16 @@ def test_empirical_lengths_come_from_the_values() -> None:
         (lambda: RampArrivals(start_rps=1, end_rps=INF), "end_rps"),
         (lambda: RampArrivals(start_rps=1, end_rps=2, strategy="cubic"), "strategy"),  # type: ignore[arg-type]
         (lambda: ConstantLength(value=0), "value"),
+        (lambda: ConstantLength(value=10**30), "value must be at most 2147483647"),
         (lambda: UniformLength(min=0, max=1), "min"),
+        (lambda: UniformLength(min=1, max=2**31), "max must be at most 2147483647"),
         (lambda: UniformLength(min=2, max=1), "max"),
         (lambda: LognormalLength(mean=0, sigma=1), "mean"),
         (lambda: LognormalLength(mean=NAN, sigma=1), "mean"),
         (lambda: LognormalLength(mean=1, sigma=-1), "sigma"),
         (lambda: LognormalLength(mean=1, sigma=1, min=5, max=4), "max"),
         (lambda: ZipfLength(alpha=-1, min=1, max=2), "alpha"),
+        (lambda: ZipfLength(alpha=1, min=1, max=10**9), "max"),
         (lambda: EmpiricalLength(values=()), "values"),
     ],
 )

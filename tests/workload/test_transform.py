@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simserve.errors import TraceError
 from simserve.segments import tokens
 from simserve.types import MmItem, TraceRequest
 from simserve.workload import transform
@@ -76,6 +77,13 @@ def test_longer_prompts_grow_a_tail_that_nobody_shares() -> None:
     assert [r.prompt_len for r in out] == [150, 150]
     assert out[0].prompt[:-1] == request("a").prompt
     assert out[0].prompt[-1][0] != out[1].prompt[-1][0]
+
+
+@pytest.mark.parametrize("multiplier", [1e9, 1e300, 1e308])
+@pytest.mark.parametrize("name", ["prompt_len_multiplier", "output_len_multiplier"])
+def test_no_length_grows_beyond_what_a_trace_may_hold(name: str, multiplier: float) -> None:
+    with pytest.raises(TraceError, match=rf"^request 'a': {name}: \d+ tokens times 1e\+\d+ are"):
+        apply([request("a")], **{name: multiplier})
 
 
 def test_outputs_scale_with_their_identity() -> None:

@@ -125,7 +125,7 @@ def row_id(number: int) -> str:
 
 def first_object(head: str) -> dict[str, Any]:
     """The first line of `head` that is a JSON object; empty if there is none."""
-    for line in head.splitlines():
+    for line in head.split("\n"):  # a JSON text may hold the other breaks of `splitlines`
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):

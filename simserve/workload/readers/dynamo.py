@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,6 +39,9 @@ _SCHEMA = "dynamo.request.trace."
 class _End(NamedTuple):
     request_id: str
     time_ms: int
+
+
+_TIME = attrgetter("time_ms")
 
 
 class DynamoReader(Reader):
@@ -118,6 +123,7 @@ class _Sessions:
     def __init__(self, closed_loop: bool) -> None:
         self._closed_loop = closed_loop
         self._ends: dict[str, list[_End]] = {}
+        """By session, in order of time."""
 
     def place(self, event: Record, received_ms: int) -> dict[str, Any]:
         """Session and turn of a request, and what it waits for."""
@@ -129,9 +135,9 @@ class _Sessions:
         if not self._closed_loop:
             return place
         above = ends or self._ends.get(parent_session or "", [])
-        before = [end for end in above if end.time_ms <= received_ms]
-        if before:
-            last = max(before, key=lambda end: end.time_ms)
+        if num_before := bisect_right(above, received_ms, key=_TIME):
+            last_ms = above[num_before - 1].time_ms
+            last = above[bisect_left(above, last_ms, key=_TIME)]  # the first of equals in the file
             place["parent"] = last.request_id
             place["think_time_s"] = (received_ms - last.time_ms) / 1000
         return place
@@ -140,7 +146,7 @@ class _Sessions:
         """Remember the end of a request that was kept."""
         session, _ = self._names(event)
         if session is not None:
-            self._ends.setdefault(session, []).append(end)
+            insort(self._ends.setdefault(session, []), end, key=_TIME)
 
     def _names(self, event: Record) -> tuple[str | None, str | None]:
         if event.get("agent_context") is None:

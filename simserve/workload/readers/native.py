@@ -204,15 +204,22 @@ def encode(request: TraceRequest) -> str:
     """One line of the format; reading it gives back an equal request.
 
     Raises:
-        TraceError: a field holds a number that is not finite, or something that JSON has not.
+        TraceError: a field holds a number that is not finite, or something that JSON has not; or
+            there are more tokens than a row may have.
     """
+    prompt_len = request.prompt_len
+    if max(prompt_len, request.output_len) > MAX_TOKENS:
+        raise TraceError(
+            f"request {request.request_id}: cannot be written: {prompt_len} + {request.output_len} "
+            f"tokens; prompt and output have at most {MAX_TOKENS} each"
+        )
     record: dict[str, Any] = {
         "request_id": request.request_id,
         "arrival_s": request.arrival_s,
         "output_len": request.output_len,
     }
-    if request.prompt == private_prompt(request.request_id, request.prompt_len):
-        record["prompt_len"] = request.prompt_len
+    if request.prompt == private_prompt(request.request_id, prompt_len):
+        record["prompt_len"] = prompt_len
     else:
         record["prompt"] = _encode_parts(request.prompt)
     if request.output:

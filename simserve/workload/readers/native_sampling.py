@@ -50,7 +50,7 @@ def _parse(name: str, value: Any) -> Any:
     what, parse = _KINDS[name]
     try:
         return parse(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: no float is as large
         raise BadRow(f"{_FIELD}.{name}", f"is not {what}", "bad_sampling") from None
 
 

@@ -96,11 +96,14 @@ class ServeGenLengths:
 def dataset_path(path: Path, given: str | None) -> Path:
     """The dataset.json given, or the one that lies beside a ...trace.csv.
 
+    A relative path starts at the current folder or, if there is no such file, at the trace's.
+
     Raises:
         TraceError: none was given, and none lies there.
     """
     if given is not None:
-        return Path(given)
+        from_trace = path.parent / given
+        return from_trace if from_trace.exists() and not Path(given).exists() else Path(given)
     beside = path.with_name(path.name.removesuffix("trace.csv") + "dataset.json")
     if path.name.endswith("trace.csv") and beside.is_file():
         return beside
