@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import isfinite
 
 from simserve.errors import SimserveError
 from simserve.protocols import Workload
@@ -51,7 +51,7 @@ class Inbox:
         """When the earliest message is due (s), or None if none is known now.
 
         Raises:
-            SimserveError: the workload names a time that never comes (NaN or infinity).
+            SimserveError: the workload names a time that is no time (NaN or an infinity).
         """
         if self._is_stale:
             self._due = self._earliest()
@@ -65,7 +65,7 @@ class Inbox:
 
     def _earliest(self) -> float | None:
         due = self._workload.next_arrival()
-        if due is not None and not due < inf:
+        if due is not None and not isfinite(due):
             raise SimserveError(f"the workload announces its next request at {due} s")
         for queue in (self._aborts, self._resets):
             if queue and (due is None or queue[0].time_s < due):

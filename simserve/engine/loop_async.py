@@ -74,7 +74,18 @@ class AsyncEngine(Engine):
         if self._in_flight and self._in_flight[0].run.count > 1 and self._steady is not None:
             yield from self._land(self._pass_over(self._in_flight.popleft(), self._steady))
         busy = busy or bool(oldest.run.plan.request_ids)
-        if not busy and not self._in_flight and self._unfinished and not self.status:
+        if not busy and self._unfinished and not self.status:
+            yield from self._idle()
+
+    def _idle(self) -> Process:
+        """Nothing runs and nothing was planned: only a message can change that.
+
+        What may be in flight is a second such step. The engine plans them for ever; if `max_steps`
+        ends the run anyway, so does this.
+        """
+        if self._in_flight and self._parts.max_steps is None:
+            yield from self._land(self._in_flight.popleft())
+        if not self._in_flight:
             yield from self._wait_for_message("deadlock")
 
     def _launch(self) -> tuple[StepPlan, float]:

@@ -63,7 +63,7 @@ class VllmScheduler(DecodesInStep):
             )
             if num_new_tokens > 1 or start >= self._position_limit:
                 num_new_tokens = self._capped(start, num_new_tokens, budget)
-            if num_new_tokens == 0:
+            if num_new_tokens <= 0:  # below: a prompt of max_model_len, at which the engine ends
                 index += 1
                 continue
             new_blocks: tuple[Sequence[int], ...] | None = ()

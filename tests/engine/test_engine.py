@@ -60,18 +60,23 @@ def test_arrivals_that_would_turn_the_clock_back_are_errors(bad_s: float) -> Non
         run(requests)
 
 
-class Silent(OpenLoop):
+class Timeless(OpenLoop):
     """A user's workload whose next arrival is not a time."""
 
+    def __init__(self, due: float) -> None:
+        super().__init__([request("a", 0.0, 4, 1)])
+        self.due = due
+
     def next_arrival(self) -> float | None:
-        return math.nan
+        return self.due
 
 
-def test_a_workload_without_a_next_time_is_an_error() -> None:
-    world = build(workload=Silent([]))
-    # Without the check nothing happens for ever, at time 0.
+@pytest.mark.parametrize("due", [math.nan, math.inf, -math.inf])
+def test_a_workload_without_a_next_time_is_an_error(due: float) -> None:
+    world = build(workload=Timeless(due))
+    # Without the check nothing happens for ever, at time 0, or requests are taken for ever.
     ticks = world.engine.env.process(tick(world, 100))
-    with pytest.raises(SimserveError, match="nan"):
+    with pytest.raises(SimserveError, match=f"its next request at {due} s"):
         world.engine.env.run(ticks)
 
 
@@ -209,6 +214,41 @@ def test_a_stalled_engine_ends_as_a_deadlock() -> None:
     )
     assert world.engine.status == "deadlock"
     assert [r.request_id for r in world.scheduler.unfinished()] == ["big", "b"]
+
+
+@pytest.mark.parametrize("prompt_len", [4, 20])
+def test_an_engine_that_stalls_with_two_steps_in_flight_ends_or_waits(prompt_len: int) -> None:
+    # After its one token "a" is scheduled once more or passed over, and "big" never.
+    requests = [request("a", 0.0, prompt_len, 2), request("big", 0.0, 100, 1)]
+    options: dict[str, Any] = {"num_gpu_blocks": 4, "admit_as_engine": True}
+    world = run(requests, async_scheduling=True, **options)
+    assert world.engine.status == "deadlock"
+    assert world.engine.num_steps == len(world.log.steps)
+    assert [r.request_id for r in world.scheduler.unfinished()] == ["big"]
+    # An abort makes room for a request that comes later still.
+    later = [*requests, request("late", 30.0, 4, 1)]
+    world = run(later, async_scheduling=True, aborts=[Abort(20.0, "big")], **options)
+    assert world.engine.status == "completed"
+    assert world.log.token_s["late"] == [31.0]
+
+
+@pytest.mark.parametrize("budget", [64, 32])
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_prompt_of_max_model_len_never_makes_a_step_of_less_than_a_token(
+    async_scheduling: bool, budget: int
+) -> None:
+    world = run(
+        [request("full", 0.0, 64, 5), request("b", 1.0, 4, 3)],
+        max_model_len=64,
+        max_num_batched_tokens=budget,
+        admit_as_engine=True,
+        async_scheduling=async_scheduling,
+    )
+    assert all(n > 0 for step in world.log.steps for n in step.num_tokens)
+    in_one_go = budget == 64  # else its last token is never computed
+    assert world.engine.status == ("completed" if in_one_go else "deadlock")
+    assert len(world.log.token_s["full"]) == in_one_go
+    assert len(world.log.token_s["b"]) == 3
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
