@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,8 +44,8 @@ def calibrate(
     device: Annotated[str, typer.Option(help="cuda, or cpu (plain torch).")] = "cuda",
     time_limit: TimeLimitOption = 110.0,
     traffic_steps: Annotated[
-        int, typer.Option(min=20, help="Steps of each of six streams of traffic.")
-    ] = 200,
+        int, typer.Option(min=20, help="Steps of each of ten streams of traffic.")
+    ] = 100,
     override: OverrideOption = None,
     steps: Annotated[
         Path | None,
@@ -59,20 +60,22 @@ def calibrate(
     Beside profile.json are written profile.png, measured against predicted, and
     profile.steps.json.gz, all that was measured.
 
-    Exit status: 0 done, 2 no GPU, or a configuration that cannot run on it.
+    Exit status: 0 done, 2 no torch or GPU, or a configuration that cannot run on it.
     """
+    from simserve.cli.progress import waiting
     from simserve.fidelity.calibrate.calibration import (
         fit_calibration,
         read_calibration,
         write_calibration,
     )
-    from simserve.fidelity.calibrate.measure import gpu_here, measure
+    from simserve.fidelity.calibrate.measure import gpu_here, measure, require_device
 
     check_writable(out)
     stem = out.name.removesuffix(".json")
     if steps is not None:
         calibration = read_calibration(steps)
     else:
+        require_device(_chosen_device(device, override or []))
         source = _source(model, gpu or gpu_here(), device)
         with naming_options("simserve calibrate", model, _OPTIONS):
             calibration = measure(
@@ -83,13 +86,17 @@ def calibrate(
                 tell=lambda text: typer.echo(text, err=True),
             )
         write_calibration(out.with_name(f"{stem}.steps.json.gz"), calibration)
-    profile = fit_calibration(calibration, stem)
-    try:
-        out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8", newline="\n")
-        out.with_name(f"{stem}.png").write_bytes(_picture(calibration, profile))
-    except OSError as error:
-        raise SimserveError(f"--out {out}: cannot be written: {error}") from error
+    with waiting("fitting the profile"):
+        profile = fit_calibration(calibration, stem)
+    _write(out, calibration, profile)
     _print(calibration, profile)
+
+
+def _chosen_device(device: str, overrides: Sequence[str]) -> str:
+    """The device that the configuration will have."""
+    pairs = [text.partition("=") for text in overrides]
+    chosen = [value.strip() for key, _, value in pairs if key.strip() == "executor.device"]
+    return [device, *chosen][-1]
 
 
 def _source(model: str, gpu: str, device: str) -> dict[str, object]:
@@ -101,6 +108,15 @@ def _source(model: str, gpu: str, device: str) -> dict[str, object]:
         "executor": {"kind": "real", "device": device},
         "scheduler": {"max_num_seqs": 256},
     }
+
+
+def _write(out: Path, calibration: Calibration, profile: ProfileFile) -> None:
+    picture = out.with_name(f"{profile.name}.png")
+    try:
+        out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8", newline="\n")
+        picture.write_bytes(_picture(calibration, profile))
+    except OSError as error:
+        raise SimserveError(f"--out {out}: cannot be written: {error}") from error
 
 
 def _picture(calibration: Calibration, profile: ProfileFile) -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simserve.errors import ConfigError
+from simserve.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from simserve.cost.profile_file import ProfileFile
@@ -55,10 +56,11 @@ def fit(
     A run with executor.kind: real tells its kernels and machine itself.
     Logs of several models may be given: what they share (kernels, host) is fitted together.
     docs/log-format.md describes the logs, docs/cost-models.md the profile.
+
+    Exit status: 0 done, 2 a log or an option is wrong.
     """
-    facts = {"model": model, "gpu": gpu, "engine": engine}
-    fitted = [_load(path, facts) for path in logs]
-    unseen = [_load(path, facts) for path in held_out or ()]
+    loaded = _load_all([*logs, *(held_out or ())], {"model": model, "gpu": gpu, "engine": engine})
+    fitted, unseen = loaded[: len(logs)], loaded[len(logs) :]
     models = sorted({log.model for log in fitted})
     if model is None and len(models) > 1:
         raise ConfigError(f"logs are of {', '.join(models)}: say with --model whose profile it is")
@@ -74,7 +76,17 @@ def fit(
         out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8", newline="\n")
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error}") from error
-    _print(profile)
+    _print(profile, out)
+
+
+def _load_all(paths: Sequence[Path], facts: Mapping[str, str | None]) -> list[LoadedLog]:
+    # Matrices of a fit are small: on a busy machine a second thread is mostly waited for. So the
+    # profile does not depend on the number of cores either. NumPy reads this when first imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from simserve.cli.progress import tracking
+
+    with tracking() as track:
+        return [_load(path, facts) for path in track(paths, "reading logs")]
 
 
 def _load(path: Path, facts: Mapping[str, str | None]) -> LoadedLog:
@@ -101,35 +113,38 @@ def _fit(
     attention_path: str,
     measured_on: str,
 ) -> ProfileFile:
+    from simserve.cli.progress import waiting
     from simserve.fidelity.fit.profile import fit_profile
     from simserve.fidelity.fit.runs import fit_runs
     from simserve.fidelity.logs.real_run import RunLog
 
     runs, unseen_runs = ([x for x in logs if isinstance(x, RunLog)] for logs in (fitted, unseen))
-    if len(runs) + len(unseen_runs) == len(fitted) + len(unseen):
-        return fit_runs(runs, unseen_runs, name=name, model=model)
-    if runs or unseen_runs:
+    only_runs = len(runs) + len(unseen_runs) == len(fitted) + len(unseen)
+    if (runs or unseen_runs) and not only_runs:
         raise ConfigError("step logs and run directories are of two engines: fit them apart")
-    return fit_profile(
-        fitted,
-        unseen,
-        name=name,
-        model=model,
-        attention_path=attention_path,
-        measured_on=measured_on,
-    )
+    with waiting(f"fitting {counted(len(fitted), 'log')}"):
+        if only_runs:
+            return fit_runs(runs, unseen_runs, name=name, model=model)
+        return fit_profile(
+            fitted,
+            unseen,
+            name=name,
+            model=model,
+            attention_path=attention_path,
+            measured_on=measured_on,
+        )
 
 
-def _print(profile: ProfileFile) -> None:
+def _print(profile: ProfileFile, out: Path) -> None:
     from simserve.fidelity.fit.report import error_cells
     from simserve.report.markdown import markdown_table
 
     steps = sum(log.num_steps for log in profile.fitted)
-    typer.echo(f"fitted on {steps:,} steps of {len(profile.fitted)} logs")
+    typer.echo(f"fitted on {steps:,} steps of {counted(len(profile.fitted), 'log')}")
     if profile.errors.get("blind"):
-        num_logs = len(profile.held_out)
-        typer.echo(f"errors on {num_logs} log{'s' * (num_logs > 1)} not fitted:")
+        typer.echo(f"errors on {counted(len(profile.held_out), 'log')} not fitted:")
         for line in markdown_table(error_cells(profile.errors)):
             typer.echo(line)
     else:
         typer.echo("no log was held out (--held-out), so how far off it is is not known")
+    typer.echo(f"profile: {out}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from simserve.report.timeline import Track
 
-__all__ = ["Progress", "tracking"]
+__all__ = ["Progress", "tracking", "waiting"]
 
 T = TypeVar("T")
 
@@ -98,6 +98,25 @@ def tracking() -> Iterator[Track]:
             return bars.track(items, description=what)
 
         yield track
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Shows what goes on that nobody can say the length of: a clock on a terminal, else a line."""
+    if not sys.stderr.isatty():
+        print(f"{what} …", file=sys.stderr)
+        yield
+        return
+    import rich.console
+    import rich.progress as parts
+
+    columns = (parts.SpinnerColumn(), parts.TextColumn("{task.description}"))
+    console = rich.console.Console(stderr=True)
+    with parts.Progress(
+        *columns, parts.TimeElapsedColumn(), console=console, transient=True, refresh_per_second=4
+    ) as bars:
+        bars.add_task(what, total=None)
+        yield
 
 
 def _make_bar() -> rich.progress.Progress:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simserve.errors import counted
+from simserve.fidelity.validate.tolerances import LEAST_STEPS
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -106,9 +109,10 @@ def _print_steps(validation: Validation, console: Console) -> None:
         table.add_row(name, f"{error.num_steps:,}", _percent(error.mape), bias)
     console.print(table)
     for verdict in validation.step_verdicts:
-        mark = "MISS" if verdict.missed else "ok"
         value, limit = _percent(verdict.value, sign=True), _percent(verdict.limit)
-        console.print(f"{verdict.name} {value}, limit {limit}: {mark}")
+        judged = f"limit {limit}: {'MISS' if verdict.missed else 'ok'}"
+        few = f"not judged: {counted(verdict.num_steps, 'step')} of at least {LEAST_STEPS}"
+        console.print(f"{verdict.name} {value}, {few if verdict.limit is None else judged}")
 
 
 def _print_attribution(validation: Validation, console: Console) -> None:

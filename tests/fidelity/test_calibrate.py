@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from simserve.cost.profile_file import Graphs, ProfileFile, load_profile
 from simserve.cost.step_model import COEFFICIENTS
 from simserve.cost.step_work import NO_FACTORS, SizeFactors
 from simserve.errors import SimserveError
+from simserve.executor.real.bench import gpu as bench_gpu
 from simserve.fidelity.calibrate import measure
 from simserve.fidelity.calibrate.calibration import (
     GROUPS,
@@ -407,7 +411,17 @@ def test_the_design_leaves_out_what_does_not_fit() -> None:
         assert case.num_tokens <= 256
         assert case.max_len + 4 <= 1024
     fitted, held_out = traffic(small)
-    assert [one["max_concurrency"] for one in (*fitted, held_out)] == [4, 8, 8, 8, 8, 8]
+    assert {one["max_concurrency"] for one in fitted} == {4, 8}
+    assert held_out["max_concurrency"] == 8
+
+
+def test_each_size_of_traffic_is_measured_at_two_times() -> None:
+    fitted, held_out = traffic(LIMITS)
+    sizes = [one["max_concurrency"] for one in fitted]
+    half = len(sizes) // 2
+    assert set(sizes[:half]) == set(sizes[half:])
+    assert all(one != following for one, following in pairwise(sizes))
+    assert held_out["max_concurrency"] not in sizes
 
 
 def test_prefills_without_graphs_are_not_padded(tmp_path: Path) -> None:
@@ -465,11 +479,36 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["calibrate", *arguments])
 
 
-def test_no_gpu_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("found", "arguments", "sentence"),
+    [
+        ((), (), "simserve calibrate needs torch and triton, not installed here: pip install"),
+        ((), ("--gpu", "h200"), "simserve calibrate needs torch and triton, not installed"),
+        ((), ("--device", "cpu"), "simserve calibrate --device cpu needs torch, not installed"),
+        ((), ("-o", "executor.device=cpu"), "simserve calibrate --device cpu needs torch"),
+        (("torch", "triton"), (), "simserve calibrate needs a CUDA GPU, and torch 2.9 sees none"),
+        (("torch",), ("--device", "cpu"), "no GPU was found here: say with --gpu"),
+        (("torch",), ("--device", "tpu", "--gpu", "h200"), "--device: 'tpu' is not one of cuda"),
+    ],
+)
+def test_nothing_to_measure_on_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    found: tuple[str, ...],
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
+    torch = ModuleType("torch")
+    torch.cuda = SimpleNamespace(is_available=lambda: False)  # type: ignore[attr-defined]
+    torch.__version__ = "2.9"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for module in (bench_gpu, measure):
+        monkeypatch.setattr(module, "find_spec", lambda name: name if name in found else None)
     monkeypatch.setattr(measure, "collect", lambda: {"gpu": None})
-    outcome = invoke("--out", str(tmp_path / "p.json"))
+    outcome = invoke("--out", str(tmp_path / "p.json"), *arguments)
     assert outcome.exit_code == 2
-    assert outcome.stderr.startswith("no GPU was found here: say with --gpu")
+    assert outcome.stderr.startswith(sentence)
+    assert len(outcome.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 

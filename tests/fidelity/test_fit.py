@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +15,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from simserve.cli.main import app
+from simserve.cli.progress import waiting
 from simserve.cost.profile_file import ProfileFile, load_profile
 from simserve.cost.step_model import COEFFICIENTS, OF_PLANS
 from simserve.cost.step_work import SizeFactors
@@ -163,6 +169,39 @@ def test_fit_command(tmp_path: Path) -> None:
     again = tmp_path / "again.json"
     CliRunner().invoke(app, [*arguments[:-1], str(again), "--name", "mine"])
     assert json.loads(again.read_text()) == json.loads(out.read_text())
+
+
+def test_numpy_of_a_fit_has_one_thread_unless_told_otherwise(tmp_path: Path) -> None:
+    """It reads the variable when it is imported, so that later were too late."""
+    code = f"""
+import os, sys
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            print("threads:", os.environ["OPENBLAS_NUM_THREADS"])
+sys.meta_path.insert(0, Watch())
+from simserve.cli.main import app
+app(["fit", {str(tmp_path / "none.jsonl")!r}, "--out", "none"])
+"""
+    for given, expected in ({}, "threads: 1"), ({"OPENBLAS_NUM_THREADS": "2"}, "threads: 2"):
+        env = {name: value for name, value in os.environ.items() if name[:8] != "OPENBLAS"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=env | given, capture_output=True, text=True)
+        assert done.stdout.splitlines()[0] == expected, done.stderr
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_fitting_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with waiting("fitting 2 logs"):
+        pass
+    if is_terminal:
+        assert re.search(r"fitting 2 logs.*0:00:00", shown.getvalue())
+    else:
+        assert shown.getvalue() == "fitting 2 logs …\n"
 
 
 def test_fit_command_asks_whose_profile_it_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from dataclasses import replace
@@ -30,12 +31,18 @@ from simserve.fidelity.validate.step_errors import (
     price_log,
 )
 from simserve.fidelity.validate.timing import profile_timing
-from simserve.fidelity.validate.tolerances import BLIND, HOST_KNOWN, LIMITS, parse_tolerances
+from simserve.fidelity.validate.tolerances import (
+    BLIND,
+    HOST_KNOWN,
+    LEAST_STEPS,
+    LIMITS,
+    parse_tolerances,
+)
 from simserve.fidelity.validate.validation import Cell, Validation
 from simserve.fidelity.validate.workload import Timing, validate_workload
 from simserve.protocols import Price
 from simserve.types import StepRun
-from tests.fidelity.conftest import LOGS
+from tests.fidelity.conftest import LOGS, write
 from tests.fidelity.made_log import HostCost, made_log, poisson
 
 
@@ -172,6 +179,23 @@ def test_logs_that_cannot_be_judged_are_refused(log: StepLog) -> None:
     unclocked = replace(log, steps=replace(log.steps, schedule_s=nothing, update_s=nothing))
     with pytest.raises(TraceError, match=r"do not tell the host's speed: give it with --host-sca"):
         validate_workload([unclocked], timing(), host_scale=None)
+
+
+@pytest.mark.parametrize(("num_steps", "is_enough"), [(9, False), (10, True)])
+def test_step_errors_of_few_steps_are_not_judged(num_steps: int, is_enough: bool) -> None:
+    """Unless somebody asks for it."""
+    assert LEAST_STEPS == 10
+    short = made_log([(0.01, 300, num_steps)], HostCost())
+    found = validate_workload([short], timing(2.0), host_scale=None)
+    by_name = {one.name: one for one in found.step_verdicts}
+    assert by_name["step_bias"].num_steps == len(short.steps) == num_steps
+    assert by_name["step_bias"].value > 0.5
+    assert by_name["step_bias"].missed is is_enough
+    assert ("step_bias" in found.misses) is is_enough
+    (told,) = (one for one in found.as_json()["step_limits"] if one["name"] == "step_bias")
+    assert told["limit"] == (HOST_KNOWN["step_bias"] if is_enough else None)
+    given = validate_workload([short], timing(2.0), tolerances={"step_bias": 0.1})
+    assert "step_bias" in given.misses
 
 
 def test_logs_that_were_fitted_on_are_told(log: StepLog) -> None:
@@ -393,6 +417,34 @@ def test_the_command_prints_everything_and_exits_by_the_verdict(tmp_path: Path) 
     status, output = run(log, "--profile", PROFILE, "--tolerance", "itl_p50=0.000001")
     assert status == 1
     assert "misses: " in output
+    assert "0 of 1 workloads within limits" in output
+
+
+def test_a_log_that_cannot_be_judged_does_not_keep_others_from_it(tmp_path: Path) -> None:
+    """Neither one without a known engine, nor a repeat with an open end, nor no log at all."""
+    good, out = LOGS / "long_on_2048_1024.json.gz", tmp_path / "out.json"
+    document = json.loads(gzip.decompress(good.read_bytes()))
+    unknown = write(tmp_path / "unknown.json.gz", {**document, "engine": "mine-1.0"})
+    requests = [{**one, "times": []} for one in document["requests"][:1]]
+    open_end = {**document, "requests": requests + document["requests"][1:]}
+    repeat = write(tmp_path / "repeat.json.gz", open_end)
+    none = tmp_path / "none.json.gz"
+    loose = [f"--tolerance={name}=1000" for name in ("ttft", "itl", "e2el", "throughput")]
+    paths = [str(path) for path in (none, unknown, good, repeat)]
+    status, output = run(*paths, "--profile", PROFILE, "--json", str(out), *loose)
+    assert status == 2
+    assert "1 of 1 workloads within limits" in output
+    found, *refused = json.loads(out.read_text())
+    assert found["logs"] == ["long_on_2048_1024"]
+    assert [one["files"] for one in refused] == [[str(path)] for path in (none, repeat, unknown)]
+    for one, says in zip(refused, ("cannot", "no token came out", "not known"), strict=True):
+        assert says in one["error"]
+        assert f"not judged: {one['error']}" in output
+    status, output = run(str(none), "--profile", PROFILE)
+    assert (status, output.count("\n")) == (2, 1)
+    # A number beyond its limit is no reason to call the others right.
+    status, output = run(str(good), str(none), "--profile", PROFILE, "--tolerance", "itl=0.000001")
+    assert status == 2
     assert "0 of 1 workloads within limits" in output
 
 

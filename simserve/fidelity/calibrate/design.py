@@ -53,7 +53,9 @@ _LEAST_WITHOUT_REST = 1024
 """Tokens. Larger steps follow one another in service too: they are what is queued, or of one
 prompt."""
 
-_CONCURRENCIES = (4, 12, 24, 64, 96)
+_CONCURRENCIES = (4, 96, 12, 64, 24, 96, 4, 64, 24, 12)
+"""Each at two times: the host's speed changes, and a slow host with many requests would look like
+one that takes long for each."""
 _HELD_OUT_CONCURRENCY = 48
 
 

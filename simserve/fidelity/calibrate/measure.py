@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from simserve.config.presets import gpu_names
 from simserve.cost.dealing import Dealer
 from simserve.engine.simulation import simulate
 from simserve.errors import SimserveError
+from simserve.executor.real.bench.gpu import require_gpu
 from simserve.executor.real.bench.step_cases import StepCase
 from simserve.executor.real.bench.steps import measure_steps
 from simserve.fidelity.calibrate.calibration import Calibration
@@ -34,15 +36,31 @@ from simserve.shapes import resolve_kv_dtype
 if TYPE_CHECKING:
     from simserve.executor.real.machine import Machine
 
-__all__ = ["gpu_here", "measure"]
+__all__ = ["gpu_here", "measure", "require_device"]
 
 Tell = Callable[[str], object]
 
 _NUM_WARMUP_STEPS = 1
 _NUM_STEPS = 3
-_TRAFFIC_STEPS = 200
+_TRAFFIC_STEPS = 100
 _RESERVE_S = 6.0
 """For the fit and the picture."""
+
+
+def require_device(device: str) -> None:
+    """Find out before anything else whether there is something to measure on. A device that does
+    not exist is left to the configuration.
+
+    Raises:
+        SimserveError: torch is missing, or, for cuda, triton or a GPU that torch sees.
+    """
+    if device == "cuda":
+        require_gpu("simserve calibrate")
+    elif device == "cpu" and find_spec("torch") is None:
+        raise SimserveError(
+            "simserve calibrate --device cpu needs torch, not installed here: "
+            "pip install 'simserve[gpu]'"
+        )
 
 
 def gpu_here() -> str:
@@ -77,7 +95,7 @@ def measure(
         source: a configuration without a workload, `executor.kind: real`.
         overrides: `KEY=VALUE` for it.
         time_limit_s: from now to the end of the fit.
-        traffic_steps: steps of each stream of traffic.
+        traffic_steps: steps of each stream of traffic; the one that is held out has twice as many.
         tell: is told what goes on.
 
     Raises:
@@ -91,7 +109,7 @@ def measure(
         bench = _Bench(source, overrides, first, machine)
         tell(f"ready after {perf_counter() - began:.0f} s, {len(bench.cases)} designed steps")
         fitted, held_out = traffic(bench.limits)
-        unseen = bench.traffic(held_out, 0, traffic_steps)
+        unseen = bench.traffic(held_out, 0, 2 * traffic_steps)
         designed, streams, longest_s = [], [], 0.0
         for number in count():
             start = perf_counter()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.errors import counted
 from simserve.fidelity.logs.vllm_log import StepLog
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class StepShapes:
         if step >= len(self.duration_s):
             return "no such step"
         return (
-            f"{self.num_scheduled[step]} requests, {self.num_tokens[step]} tokens, "
-            f"{self.num_preempted[step]} preempted"
+            f"{counted(self.num_scheduled[step], 'request')}, "
+            f"{counted(self.num_tokens[step], 'token')}, {self.num_preempted[step]} preempted"
         )
 
 
@@ -113,8 +114,9 @@ def shape_rows(a: StepShapes, b: StepShapes) -> list[ShapeRow]:
 def _label(kind: str, size: int) -> str:
     most = 2**size
     least = most // 2 + 1
-    what = "requests" if kind == "decode" else "tokens"
-    return f"{kind}, {most if least >= most else f'{least} to {most}'} {what}"
+    noun = "request" if kind == "decode" else "token"
+    size_text = counted(most, noun) if least >= most else f"{least} to {counted(most, noun)}"
+    return f"{kind}, {size_text}"
 
 
 def _shapes(steps: StepShapes) -> list[tuple[str, int]]:

@@ -93,12 +93,14 @@ class StepVerdict:
 
     name: str
     value: float
-    limit: float
+    num_steps: int
+    limit: float | None
+    """None: not judged, as there are too few steps."""
 
     @property
     def missed(self) -> bool:
         """Whether the value is beyond the limit."""
-        return abs(self.value) > self.limit
+        return self.limit is not None and abs(self.value) > self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,13 @@ class Validation:
             "counts": {name: {"real": a, "simulated": b} for name, (a, b) in self.counts.items()},
             "steps": {name: error._asdict() for name, error in self.steps.items()},
             "step_limits": [
-                {"name": v.name, "value": v.value, "limit": v.limit, "missed": v.missed}
+                {
+                    "name": v.name,
+                    "value": v.value,
+                    "num_steps": v.num_steps,
+                    "limit": v.limit,
+                    "missed": v.missed,
+                }
                 for v in self.step_verdicts
             ],
             "first_divergence": None
