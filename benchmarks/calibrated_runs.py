@@ -299,15 +299,20 @@ def rows(real: list[dict[str, Any]], simulation: Mapping[str, Any]) -> list[dict
     return found
 
 
+def shown_keys() -> dict[str, str]:
+    """The numbers of a table, and their headings."""
+    names = {
+        f"p{p}_{name}_ms": f"{name.upper()} p{p}" for name in ("ttft", "itl") for p in (50, 95, 99)
+    }
+    return names | {"p50_e2el_ms": "E2EL p50", "output_throughput": "throughput"}
+
+
 def table(report: Report, which: str = "rows") -> Iterable[str]:
     """A row a workload: error, and in brackets the real runs' own spread.
 
     `host_known`: with the host's factor in the place of the steps' bias.
     """
-    names = {
-        f"p{p}_{name}_ms": f"{name.upper()} p{p}" for name in ("ttft", "itl") for p in (50, 95, 99)
-    }
-    names |= {"p50_e2el_ms": "E2EL p50", "output_throughput": "throughput"}
+    names = shown_keys()
     known = which == "host_known"
     has_steps = all("step_bias" in run for f in report["runs"].values() for run in f["real"])
     last = ["host"] if known else ["all steps"] if has_steps else []

@@ -134,6 +134,7 @@ def table(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
+    """Count what the kernels do under ncu, print it, and write it; --once is what ncu runs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", nargs="+", default=list(PATTERNS), metavar="PATTERN")
     parser.add_argument("--json", type=Path)

@@ -113,6 +113,7 @@ def measured(end_s: float) -> Iterator[tuple[Cell, list[float]]]:
 
 
 def main() -> None:
+    """Measure as many cells as the time allows, and write them with those left out."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
     parser.add_argument("--seconds", type=float, default=300, help="no cell begins later")

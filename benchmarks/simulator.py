@@ -143,6 +143,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """What to measure, how often, and where the result goes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

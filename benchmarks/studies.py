@@ -229,7 +229,6 @@ def draw_sequences() -> bytes:
         for line, (name, wanted) in lines.items():
             found = [measure(case) for case in run(name) if scenario(case) == wanted]
             series[line] = [value / found[0] for value in found]
-        series["n or W times"] = [float(width) for width in widths]
         places = list(map(str, widths))
         panels.append(
             Panel(
@@ -241,6 +240,7 @@ def draw_sequences() -> bytes:
                 is_log=True,
                 is_line=True,
                 is_dense=True,
+                guide=("n or W times", [float(width) for width in widths]),
             )
         )
     return draw_panels(panels)

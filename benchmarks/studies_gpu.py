@@ -58,6 +58,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
+    """What to measure, for how long, and what of an earlier result to keep."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.json")
     parser.add_argument("--resume", type=Path, metavar="FILE.json", help="keep what it has")

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simserve.report.style import COLOURS, dress, log_ticks, looks, png, styled
+from simserve.report.style import COLOURS, QUIET, dress, log_ticks, looks, png, styled
 
 
 class Panel(NamedTuple):
@@ -25,6 +25,8 @@ class Panel(NamedTuple):
     is_line: bool = False
     is_dense: bool = False
     """Ticks at 2 and 5 of a decade, too."""
+    guide: tuple[str, Sequence[float]] | None = None
+    """A line to compare with, which nobody measured, and its name."""
 
 
 def draw_panels(panels: Sequence[Panel]) -> bytes:
@@ -36,6 +38,7 @@ def draw_panels(panels: Sequence[Panel]) -> bytes:
             dress(axes, panel.title, panel.xlabel, panel.ylabel)
             at = np.arange(len(panel.places))
             width = 0.8 / len(panel.series)
+            assert len(panel.series) <= len(COLOURS), "two series would have one colour"
             styles = looks(len(panel.series))
             for number, (name, values) in enumerate(panel.series.items()):
                 heights = np.array(values, dtype=np.float64)
@@ -45,6 +48,9 @@ def draw_panels(panels: Sequence[Panel]) -> bytes:
                 else:
                     left = at + (number - (len(panel.series) - 1) / 2) * width
                     axes.bar(left, heights, width * 0.92, color=colour, label=name)
+            if panel.guide is not None:
+                name, values = panel.guide
+                axes.plot(at, values, color=QUIET, linestyle=":", label=name)
             axes.set_xticks(at, panel.places)
             if panel.is_log:
                 log_ticks(axes, "y", sparse=not panel.is_dense)

@@ -101,6 +101,7 @@ TRACES = {
 
 
 def main(folder: Path) -> None:
+    """Write each trace to a file of its name."""
     for name, (make, *arguments) in TRACES.items():
         lines = (encode(one) + "\n" for one in make(*arguments))
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -22,6 +22,7 @@ from accuracy import TABLES as ACCURACY
 from accuracy_causes import table as accuracy_causes_table
 from accuracy_cross import table as accuracy_cross_table
 from accuracy_repeats import table as accuracy_repeats_table
+from calibrated_repeats import table as calibrated_repeats_table
 from calibrated_runs import host_table as calibrated_host_table
 from calibrated_runs import step_table as calibrated_steps_table
 from calibrated_runs import table as calibrated_runs_table
@@ -266,6 +267,7 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "calibrated: steps": ("calibrated_runs_h200.json", calibrated_steps_table),
     "calibrated: runs": ("calibrated_runs_h200.json", calibrated_runs_table),
     "calibrated: other host": ("calibrated_runs_other_host_h200.json", calibrated_runs_table),
+    "calibrated: repeats": ("calibrated_repeats_h200.json", calibrated_repeats_table),
     "calibrated: faster": ("calibrated_runs_faster_gpu_h200.json", calibrated_runs_table),
     "calibrated: second": ("calibrated_runs_second_host_h200.json", calibrated_runs_table),
     "calibrated: second known": ("calibrated_runs_second_host_h200.json", calibrated_host_table),
