@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as typing has it, which takes longer to import than all that is here
 
 __version__ = "0.1.0"
 __all__ = ["RunResult", "__version__", "run"]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from simserve.api import RunResult, run
 
 

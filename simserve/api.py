@@ -147,13 +147,18 @@ def _run_all(
 
 
 def _merged(done: list[_Run], first_seed: int, count: int) -> RunFacts:
-    """The facts of the first of `count` repetitions, with the summary of all that were done."""
+    """The facts of the first of `count` repetitions, with the summary of all that were done.
+
+    Its warnings are in the summary too, where whoever has only that, or a table of many, sees them.
+    """
     facts = done[0].facts
     if len(done) > 1:
         facts.repetitions = tuple(one.facts.summary_dict for one in done)
         facts.summary_dict = summarise_repetitions(facts.repetitions, first_seed)
     if len(done) < count:
         facts.summary_dict = {**facts.summary_dict, "status": "interrupted"}
+    if facts.warnings:
+        facts.summary_dict = {**facts.summary_dict, "warnings": "; ".join(facts.warnings)}
     return facts
 
 

@@ -33,6 +33,17 @@ def test_import_simserve_loads_nothing_heavy() -> None:
     assert not loaded_by("import simserve") & (HEAVY | {"numpy", "pydantic", "simpy"})
 
 
+def test_import_simserve_is_over_before_ctrl_c_could_interrupt_it() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import simserve; print(*set(sys.modules) - before)"
+    )
+    beside = str(Path(simserve.__file__).parents[1])
+    outcome = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=beside, capture_output=True, text=True, check=True
+    )
+    assert set(outcome.stdout.split()) == {"__future__", "simserve"}
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = """
 import sys

@@ -129,7 +129,7 @@ def _print_table(result: Capacity, shape: str, limits: str) -> None:
         f"These figures hold for {shape}, weights in {result.dtype}, KV in {result.kv_dtype}, "
         f"{limits}.",
         f"KV cache: {per_token:,} bytes a token ({per_token / 1024:g} KiB), "
-        f"{per_token * 32768 / gib:.2f} GiB for 32768 tokens",
+        f"{per_token * 32768 / gib:.2f} GiB for 32,768 tokens",
         f"num_gpu_blocks: {result.num_gpu_blocks:,} of {result.block_size} tokens, the null block "
         f"included; usable: {result.num_usable_blocks:,} blocks, "
         f"{result.num_usable_tokens:,} tokens",

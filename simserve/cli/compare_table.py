@@ -92,15 +92,18 @@ def _print_numbers(comparison: Comparison, console: Console) -> None:
     from rich.table import Table
 
     table = Table()
-    for name in ("", comparison.first.name, comparison.second.name, "change", ""):
+    for name in ("", comparison.first.name, comparison.second.name, "change"):
         table.add_column(name, justify="right" if name else "left", overflow="fold")
+    if any(row.verdict for row in comparison.telling_rows):
+        table.add_column()
     class_name = None
     for row in comparison.telling_rows:
         if row.class_name != class_name:
             table.add_section()
             class_name = row.class_name
         change = "–" if row.change is None else f"{100 * row.change:+.1f} %"
-        table.add_row(row.key, _number(row.first), _number(row.second), change, row.verdict)
+        verdict = [row.verdict] if row.verdict else []
+        table.add_row(row.key, _number(row.first), _number(row.second), change, *verdict)
     if comparison.rows:
         console.print(table)
     else:
@@ -120,7 +123,7 @@ def _print_steps(comparison: Comparison, console: Console) -> None:
         for row in comparison.shapes:
             change = f"{100 * row.change:+.1f} %" if comparison.attributable else "–"
             means = [f"{1000 * mean:.2f}" for mean in row.mean_s]
-            table.add_row(row.shape, f"{row.num_steps[0]} / {row.num_steps[1]}", *means, change)
+            table.add_row(row.shape, f"{row.num_steps[0]:,} / {row.num_steps[1]:,}", *means, change)
         console.print(table)
     if comparison.divergence is None:
         console.print("plans: the same numbers of requests, tokens and preemptions in every step")
@@ -137,7 +140,7 @@ def _number(number: Number) -> str:
 
 
 def _float(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) and abs(value) >= 100 else f"{value:,.2f}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
 
 
 def _count(value: float | None) -> str:

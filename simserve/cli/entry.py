@@ -8,10 +8,11 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while it is being imported ends the process with 130, too."""
+    """Run the command line. Ctrl-C while it is being imported ends as it does later."""
     try:
         from simserve.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -36,7 +36,10 @@ OverrideOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Same as -o seed=N.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress; print errors only.")]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", help="Print errors only, no progress; warnings are in the summary."),
+]
 PercentileMetricsOption = Annotated[
     str | None,
     typer.Option(

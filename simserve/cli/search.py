@@ -171,7 +171,7 @@ def _search_settings(
     from rich.table import Table
 
     from simserve.cli.interrupt import interrupted_once
-    from simserve.cli.sweep_progress import SweepProgress
+    from simserve.cli.sweep_progress import SweepProgress, heading
     from simserve.config.sweep_cells import short_names
     from simserve.sweep.settings import search_settings
 
@@ -189,7 +189,7 @@ def _search_settings(
         return
     table = Table(title="Pareto set", title_justify="left")
     for name in (*short_names(found.keys).values(), *objectives):
-        table.add_column(name, overflow="fold", justify="right")
+        table.add_column(heading(name), overflow="fold", justify="right")
     for row in sorted(found.pareto, key=lambda row: row[objectives[0]]):
         settings = (str(row[key]) for key in found.keys)
         table.add_row(*settings, *(f"{row[key]:,.2f}" for key in objectives))

@@ -167,7 +167,7 @@ def _print_result(result: SweepResult, sweep: Sweep) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from simserve.cli.sweep_progress import SHOWN, shown_cells
+    from simserve.cli.sweep_progress import SHOWN, heading, shown_cells
     from simserve.config.sweep_cells import short_names
 
     console = Console()
@@ -175,10 +175,12 @@ def _print_result(result: SweepResult, sweep: Sweep) -> None:
     swept = [*(["scenario"] if sweep.type == "scenarios" else []), *sweep.parameters]
     if sweep.type == "one_at_a_time" or len(swept) > _MAX_SETTINGS:
         swept = ["point"]
-    for name in short_names(swept).values():
-        table.add_column(name, overflow="fold")
-    for heading in SHOWN.values():
-        table.add_column(heading, justify="right", overflow="fold")
+    for key, name in short_names(swept).items():
+        is_number = all(isinstance(row[key], int | float) for row in result.rows)
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(heading(name), justify=justify, overflow="fold")
+    for name in SHOWN.values():
+        table.add_column(name, justify="right", overflow="fold")
     for row in result.rows[:_MAX_ROWS]:
         cells = ["failed"] if row["status"] == "failed" else shown_cells(row)
         table.add_row(*("–" if row[key] is None else str(row[key]) for key in swept), *cells)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import deque
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-__all__ = ["SHOWN", "SweepProgress", "shown_cells"]
+__all__ = ["SHOWN", "SweepProgress", "heading", "shown_cells"]
 
 SHOWN = {
     "p50_ttft_ms": "TTFT p50 (ms)",
@@ -22,6 +23,7 @@ SHOWN = {
 }
 """Numbers of a summary that tables of points show, and their headings."""
 _NUM_RECENT = 12
+_HEADING_WIDTH = 9
 
 
 class SweepProgress:
@@ -90,6 +92,20 @@ class SweepProgress:
             f"{count} of {self._num_points} points{failed}, {len(self._running)} running, "
             f"{now_s - self._started_s:.0f} s"
         )
+
+
+def heading(key: str) -> str:
+    """A key over a column, in lines that end where it may be divided.
+
+    >>> heading("max_num_batched_tokens").split()
+    ['max_num_', 'batched_', 'tokens']
+    """
+    lines = [""]
+    for part in re.findall(r"[^_.]*[_.]?", key):
+        if len(lines[-1] + part) > _HEADING_WIDTH:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def shown_cells(summary: Mapping[str, Any]) -> list[str]:

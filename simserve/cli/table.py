@@ -96,13 +96,17 @@ def _facts(summary: Summary, reasons: Iterable[str]) -> dict[str, str]:
         "requests": _requests(summary, reasons),
         _clock(summary): f"{_number(summary.get('duration'))} s",
     }
+    num_repetitions = summary.get("num_repetitions", 1)
+    if num_repetitions != 1:
+        facts = {"repetitions": f"{num_repetitions}: all numbers are means over them"} | facts
     if summary.get("num_steps") is not None:
-        facts["steps"] = _number(summary["num_steps"])
+        facts["steps"] = _count(summary["num_steps"])
     for key, (name, unit) in _RATES.items():
         if summary.get(key) is not None:
             facts[name] = f"{_number(summary[key])} {unit}"
     facts |= _cache(summary)
-    facts["preemptions"] = _number(summary.get("num_preemptions"))
+    facts |= _drafts(summary)
+    facts["preemptions"] = _count(summary.get("num_preemptions"))
     return facts | {key: str(summary[key]) for key in _ORIGINS if summary.get(key) is not None}
 
 
@@ -111,9 +115,9 @@ def _clock(summary: Summary) -> str:
 
 
 def _requests(summary: Summary, reasons: Iterable[str]) -> str:
-    parts = [f"{_number(summary.get('completed'))} completed"]
+    parts = [f"{_count(summary.get('completed'))} completed"]
     parts += [
-        f"{_number(summary[key])} {key}"
+        f"{_count(summary[key])} {key}"
         for key in ("rejected", "aborted", "running", "queued")
         if summary.get(key)
     ]
@@ -136,15 +140,31 @@ def _cache(summary: Summary) -> dict[str, str]:
     hits, queries = summary.get("prefix_cache_hits"), summary.get("prefix_cache_queries")
     if hits is None:
         return {"cached prompt tokens": "prefix caching off"}
-    cached, prompts = (_number(summary.get(f"total_{key}_tokens")) for key in ("cached", "input"))
+    cached, prompts = (_count(summary.get(f"total_{key}_tokens")) for key in ("cached", "input"))
     share = cached_share(summary)
     percent = "" if share is None else f" ({100 * share:.1f} %)"
     note = summary.get("prefix_cache_note")
     return {
         "cached prompt tokens": f"{cached} of {prompts}{percent}" + (f"\n{note}" if note else ""),
-        "prefix_cache_hits": f"{_number(hits)} of {_number(queries)} prefix_cache_queries "
+        "prefix_cache_hits": f"{_count(hits)} of {_count(queries)} prefix_cache_queries "
         "(vLLM's counters: each try of a waiting request counts)",
     }
+
+
+def _drafts(summary: Summary) -> dict[str, str]:
+    """How many of the tokens that were drafted came out."""
+    drafted, rate = (
+        summary.get(f"spec_decode_{key}") for key in ("num_draft_tokens", "draft_acceptance_rate")
+    )
+    if not drafted or not isinstance(rate, float):
+        return {}
+    accepted = _count(summary.get("spec_decode_num_accepted_tokens"))
+    return {"accepted draft tokens": f"{accepted} of {_count(drafted)} ({100 * rate:.1f} %)"}
+
+
+def _count(value: object) -> str:
+    """A count; the mean of several may be a fraction."""
+    return _number(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _number(value: object) -> str:

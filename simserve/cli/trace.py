@@ -179,6 +179,7 @@ def _traffic_table(trace: Trace, stats: TraceStats) -> Table:
     table = Table(title=f"{trace.path.name} ({trace.format})", show_header=False)
     table.add_column()
     table.add_column(justify="right")
+    hit_percent = 100 * stats.prefix_hit_share
     rows = {
         "requests": str(stats.num_requests),
         "span": f"{stats.span_s:,.3f} s",
@@ -186,7 +187,7 @@ def _traffic_table(trace: Trace, stats: TraceStats) -> Table:
         "CV of the gaps (1: Poisson)": _or_dash(stats.gap_cv, "{:.2f}"),
         "variance / mean of arrivals per 1 s (1: Poisson)": _or_dash(stats.iod, "{:.2f}"),
         "arrivals equal to the one before": str(stats.num_ties),
-        f"prefix-hit bound, {stats.block_size}-token blocks": f"{stats.prefix_hit_share:.1%}",
+        f"prefix-hit bound, {stats.block_size}-token blocks": f"{hit_percent:.1f} %",
     }
     for label, value in rows.items():
         table.add_row(label, value)

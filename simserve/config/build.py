@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simserve.config import kv_cache as kv_keys
+from simserve.config.build_cost import build_cost_model, with_residual_noise
 from simserve.config.build_drafts import (
     draft_cost,
     drafter,
@@ -14,15 +14,7 @@ from simserve.config.build_drafts import (
     num_lookahead_tokens,
 )
 from simserve.config.build_workload import BuiltWorkload, build_workload
-from simserve.config.executor import (
-    Cost,
-    CustomCost,
-    FormulaCost,
-    ProfileCost,
-    Real,
-    RooflineCost,
-    Simulated,
-)
+from simserve.config.executor import Cost, ProfileCost, Real, Simulated
 from simserve.config.loader import LoadedConfig, placed
 from simserve.config.scheduler import Scheduler as SchedulerConfig
 from simserve.engine.admission import Admission
@@ -194,7 +186,7 @@ def _real_steps(
     machine = machine or open_machine(loaded)
     cost_model = None
     if config.shadow is not None:
-        cost_model = _cost_model(loaded, config.shadow.cost, "executor.shadow.cost")
+        cost_model = build_cost_model(loaded, config.shadow.cost, "executor.shadow.cost")
     ended = sink.add_output if sink else None
     scheduler, executor, outcomes = build_real(
         loaded, machine, scheduler, drafter(loaded, seed), cost_model, ended
@@ -209,11 +201,11 @@ def _simulated_steps(
     scheduler: Scheduler,
     workload: BuiltWorkload,
 ) -> _Steps:
-    cost_model = _cost_model(loaded, config.cost, "executor.cost")
+    cost_model = build_cost_model(loaded, config.cost, "executor.cost")
     warnings = _shown_host(loaded, config.cost, cost_model)
     if config.noise == "residual":
         with loaded.placing("executor.noise"):
-            cost_model = _with_residual_noise(cost_model, seed)
+            cost_model = with_residual_noise(cost_model, seed)
     sampling = None
     if config.sampling or workload.names_sampling:
         from simserve.config.build_sampling import sampling_cost
@@ -326,51 +318,3 @@ def _groups(loaded: LoadedConfig) -> list[Group]:
         SlidingWindow(group.window) if isinstance(group, kv_keys.SlidingWindow) else FullAttention()
         for group in groups
     ]
-
-
-def _cost_model(loaded: LoadedConfig, config: Cost, key: str) -> CostModel:
-    source = next((one for one in ("name", "path") if getattr(config, one, None)), None)
-    with loaded.placing(f"{key}.{source}" if source else key):
-        return _cost_model_of(loaded, config)
-
-
-def _cost_model_of(loaded: LoadedConfig, config: Cost) -> CostModel:
-    cls = resolve("cost_models", config.kind, loaded.base_dir)
-    check_protocol(cls, "cost_models")
-    cost_model: CostModel
-    if isinstance(config, FormulaCost):
-        cost_model = cls(config.base_s, config.per_token_s, config.per_attended_token_s)
-    elif isinstance(config, RooflineCost):
-        cost_model = cls(
-            loaded.model,
-            loaded.gpu,
-            kv_cache_dtype=loaded.config.kv_cache.dtype,
-            **config.model_dump(exclude={"kind"}),
-        )
-    elif isinstance(config, ProfileCost):
-        cost_model = cls(
-            loaded.model,
-            loaded.gpu,
-            name=config.name,
-            path=config.path,
-            base_dir=loaded.base_dir,
-            kv_cache_dtype=loaded.config.kv_cache.dtype,
-            host_scale=config.host_scale,
-            host=config.host,
-        )
-    else:
-        assert isinstance(config, CustomCost)
-        try:
-            signature(cls).bind(loaded.model, loaded.gpu, **config.options)
-        except TypeError as error:
-            raise ConfigError(f"options do not fit {config.kind}: {error}") from None
-        cost_model = cls(loaded.model, loaded.gpu, **config.options)
-    return cost_model
-
-
-def _with_residual_noise(cost_model: CostModel, seed: int) -> CostModel:
-    from simserve.cost.noise import ResidualNoise
-    from simserve.cost.profile import ProfileCost as ProfileCostModel
-
-    assert isinstance(cost_model, ProfileCostModel)
-    return ResidualNoise(cost_model, seed)

@@ -238,6 +238,6 @@ def _placed(problem: Problem, document: Document, key: str = "") -> Problem:
     if problem.file is not None:
         return problem
     path = problem.path or key
-    keys = (int(key) if key.isdigit() else key for key in path.split(".") if key)
+    keys = (int(key) if key.isdecimal() else key for key in path.split(".") if key)
     place = document.place_of(tuple(keys))
     return replace(problem, path=path, **place._asdict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from simserve.config.document import Document, KeyPath, Node, Place, from_python
+from simserve.config.document import Document, KeyPath, Node, Place, dotted, from_python
 from simserve.config.yaml_text import parse_yaml
 from simserve.errors import ConfigError, Problem
 
@@ -23,10 +23,23 @@ def apply_overrides(document: Document, overrides: Overrides) -> None:
     """
     problems: list[Problem] = []
     for path, node in _read(overrides, problems):
-        if problem := set_value(document.root, path, node):
+        if problem := set_value(document.root, _key_path(path), node):
             problems.append(problem)
     if problems:
         raise ConfigError(problems)
+
+
+def _key_path(path: KeyPath) -> KeyPath:
+    """The keys that a dotted path leads through: those that a sweep varies are dotted themselves.
+
+    >>> _key_path(("sweep", "parameters", "scheduler", "max_num_seqs"))
+    ('sweep', 'parameters', 'scheduler.max_num_seqs')
+    >>> _key_path(("sweep", "scenarios", "small", "scheduler", "max_num_seqs"))
+    ('sweep', 'scenarios', 'small', 'scheduler.max_num_seqs')
+    """
+    begins: dict[KeyPath, int] = {("sweep", "parameters"): 2, ("sweep", "scenarios"): 3}
+    begin = begins.get(path[:2], len(path))
+    return path if len(path) <= begin else (*path[:begin], dotted(path[begin:]))
 
 
 def _read(overrides: Overrides, problems: list[Problem]) -> list[tuple[KeyPath, Node]]:

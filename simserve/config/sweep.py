@@ -14,10 +14,12 @@ __all__ = ["Grid", "OneAtATime", "Scenarios", "Sweep", "SweepConfig", "SweepSect
 
 
 def _distinct(values: tuple[JsonValue, ...]) -> tuple[JsonValue, ...]:
-    texts = [json.dumps(value) for value in values]
-    for value, text in zip(values, texts, strict=True):
-        if texts.count(text) > 1:
+    known: set[str] = set()
+    for value in values:
+        text = json.dumps(value)
+        if text in known:
             raise ValueError(f"{value} stands in the list twice")
+        known.add(text)
     return values
 
 

@@ -28,6 +28,8 @@ from simserve.errors import CapacityError, ConfigError, Problem
 __all__ = ["LoadedSweep", "Point", "load_points", "load_sweep"]
 
 _MAX_POINTS = 100_000
+_FILES_BESIDE = ("sweep.yaml", "summary.csv", "summary.parquet", "report.html")
+"""What else lies in a sweep's directory, where each point has a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,9 @@ def load_points(loaded: LoadedSweep) -> list[Point]:
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
             continue
+        if point.name in _FILES_BESIDE:
+            message = f"a point is called {point.name}, as is a file beside it: rename its scenario"
+            problems[Problem(path="sweep", message=message, file=loaded.source)] = None
         if point.name in points:
             message = f"two points are called {point.name}: make their names or values differ"
             problems[Problem(path="sweep", message=message, file=loaded.source)] = None

@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from simserve.types import ModelShape, StepRun
 
 __all__ = ["AttentionPlan", "Dealer", "Dealt", "MixedLaunches", "SplitDecodes", "Tiles"]
 
 Number = Any
+OfGPU = Annotated[PositiveInt, Field(le=2**16)]
+"""What a GPU does at a time: tiles have up to 256 tokens today, and some thousand programs run."""
+Threshold = Annotated[PositiveInt, Field(le=10**9)]
 
 _TOGETHER = 16
 """Steps of decodes that are dealt out as the first of them: few contexts need a tile more."""
@@ -38,20 +41,20 @@ class SplitDecodes(_Strict):
     ⌈Σ spans / (2 slots)⌉ tiles, but not below `fine_tokens` unless coarse is.
     """
 
-    tile: PositiveInt
+    tile: OfGPU
     """Tokens."""
-    programs: PositiveInt
+    programs: OfGPU
     """That the GPU runs at a time. A program has a chunk and a KV head."""
-    fine_tokens: PositiveInt
+    fine_tokens: Threshold
 
 
 class Tiles(_Strict):
     """A launch for queries in tiles of some rows: tokens times the query heads of a KV head."""
 
-    rows: PositiveInt
-    keys: PositiveInt
+    rows: OfGPU
+    keys: OfGPU
     """That a program takes at a time."""
-    programs: PositiveInt
+    programs: OfGPU
     """That the GPU runs at a time. A program has a tile and a KV head."""
 
 
@@ -68,11 +71,11 @@ class AttentionPlan(_Strict):
 
     few_decodes: SplitDecodes
     many_decodes: SplitDecodes
-    many_decodes_from: PositiveInt
+    many_decodes_from: Threshold
     """Decodes, padded to the graph."""
     short: MixedLaunches
     long: MixedLaunches
-    long_from: PositiveInt
+    long_from: Threshold
     """Tokens of the longest context of the batch."""
 
 

@@ -22,7 +22,14 @@ __all__ = ["as_html", "draw"]
 
 TABLE_METRICS = ("ttft", "itl", "tpot", "e2el")
 TABLE_STATISTICS = ("mean", "p50", "p95", "p99")
-FACTS = ("completed", "failed", "duration", "output_throughput", "num_preemptions")
+FACTS = {
+    "completed": "",
+    "failed": "",
+    "duration": " s",
+    "output_throughput": " tokens/s",
+    "num_preemptions": "",
+}
+"""With their units."""
 DRAWN = ("ttft", "itl", "e2el")
 WIDE = 20.0
 """From this ratio of the largest value to the smallest on, an axis is logarithmic."""
@@ -37,7 +44,9 @@ def as_html(result: RunResult) -> str:
         + "</tr>"
         for metric in TABLE_METRICS
     )
-    facts = ", ".join(f"{key} {_shown(result, key)}" for key in FACTS)
+    facts = ", ".join(f"{key} {_shown(result, key)}{unit}" for key, unit in FACTS.items())
+    if (num_repetitions := result.summary_dict.get("num_repetitions", 1)) != 1:
+        facts += f"; means over {num_repetitions} repetitions, curves of the first"
     picture = draw(result)
     image = (
         f'<img alt="distributions" src="data:image/png;base64,{b64encode(picture).decode()}">'

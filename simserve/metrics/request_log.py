@@ -259,6 +259,9 @@ class RequestLog:
         for column in (self._ids, self._sessions, self._groups, self._reasons):
             del column[:count]
         del self._seconds[: count * _NUM_SECONDS], self._numbers[: count * _NUM_NUMBERS]
+        for counts in (self.recomputed_tokens, self.num_preemptions):
+            for row in [row for row in counts if row < self.num_taken]:
+                del counts[row]
         self._errors = {
             place - count: error for place, error in self._errors.items() if place >= count
         }

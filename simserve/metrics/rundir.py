@@ -176,6 +176,12 @@ def read_parts(path: str | Path) -> RunParts:
 def _read_summary(path: Path) -> dict[str, Scalar]:
     if not path.is_dir():
         raise RunDirectoryError(f"{path}: there is no run directory of this name")
+    if not (path / SUMMARY).exists():
+        inner = next(iter(sorted(path.glob(f"*/{SUMMARY}"))), None)
+        raise RunDirectoryError(
+            f"{path / SUMMARY}: cannot be read: there is no such file, so {path} is no run "
+            f"directory{f'; {inner.parent} is one' if inner else ''}"
+        )
     summaries = _read_json(path / SUMMARY)
     if not isinstance(summaries, list) or len(summaries) != 1 or not isinstance(summaries[0], dict):
         raise RunDirectoryError(f"{path / SUMMARY}: expected a list of one JSON object")
@@ -259,7 +265,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
+        raise RunDirectoryError(f"{path}: cannot be read: {_why(error)}") from error
 
 
 def _read_json(path: Path) -> Any:
@@ -276,4 +282,11 @@ def _read_table(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
+        raise RunDirectoryError(f"{path}: cannot be read: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a file, in words and without its path."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return getattr(error, "strerror", None) or str(error)

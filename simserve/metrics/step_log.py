@@ -107,21 +107,23 @@ COLUMNS = tuple(
 """Names of the plain columns."""
 
 
-WIDE = ("prefix_cache_queries", "prefix_cache_hits", "num_shared_kv_tokens")
+WIDE = ("prefix_cache_queries", "prefix_cache_hits")
 """Counts that may need more than 32 bits in one step."""
+IN_TABLES_ONLY = ("num_shared_kv_tokens",)
+"""Counts that no summary needs."""
 
 
 class _Kept:
     """What a summary needs of many steps: columns that grow in place, most counts in 32 bits.
 
-    Ends are not among them: the log has those of all steps.
+    Ends are not among them, as the log has those of all steps, nor is what only tables have.
     """
 
     def __init__(self, like: StepColumns) -> None:
         self._columns = {
             name: array(self._code(getattr(like, name), name))
             for name in COLUMNS
-            if name != "end_s"
+            if name not in ("end_s", *IN_TABLES_ONLY)
         }
         self._gauges = {name: array("q") for name in like.gauges}
 
@@ -141,7 +143,7 @@ class _Kept:
         """Views of all of them; nothing can be appended while these exist."""
         columns: dict[str, Any] = {
             name: np.frombuffer(kept, kept.typecode) for name, kept in self._columns.items()
-        }
+        } | dict.fromkeys(IN_TABLES_ONLY, np.zeros(0, dtype=np.int64))
         gauges = {name: np.frombuffer(kept, np.int64) for name, kept in self._gauges.items()}
         return StepColumns(
             end_s=np.frombuffer(ends_s),
@@ -213,7 +215,7 @@ class StepLog:
 
     def columns(self) -> StepColumns:
         """All steps so far. If some were handed out, the others count as such now, too; then there
-        are no parts."""
+        are no parts, and nothing in the columns that only tables have."""
         rest = self.rest()
         if self._kept is None:
             return rest

@@ -89,7 +89,7 @@ def _throughput(
     end_s: float,
 ) -> Summary:
     """Rates between two times. Prompt tokens count when the first token comes out."""
-    times, duration = data.times, end_s - start_s
+    times, duration = data.times, max(0.0, end_s - start_s)  # a window may begin after the run
     completed = _completed(data, view)
     num_input = int(data.requests.input_length[view.holds(times.first_token_s)].sum())
     inside = (times.ends_s >= view.start_s) & (times.ends_s < view.end_s)

@@ -62,15 +62,24 @@ class Envelope(NamedTuple):
 def over_time(result: RunResult, name: str) -> Signal:
     """A column of the steps table, `decode_tokens` or `prefill_tokens`, from the first step on.
 
-    Between a step's end and the next one's start nobody runs: all is zero there but
-    `num_waiting`, which holds.
+    Where nobody runs between a step's end and the next one's start, all is zero but `num_waiting`,
+    which holds. Where somebody does, the host was busy, and all holds.
     """
     starts, ends = (column(result.steps_table, key) for key in ("start_s", "end_s"))
     values = per_step(result, name).astype(np.float64)
     after = np.flatnonzero(starts[1:] > ends[:-1]) + 1
-    idle = values[after - 1] if name == "num_waiting" else 0.0
+    holds = name == "num_waiting" or _num_running_before(result, starts[after]) > 0
+    idle = np.where(holds, values[after - 1], 0.0)
     when = np.insert(starts, after, ends[after - 1])
     return Signal(np.append(when, ends[-1:]), np.insert(values, after, idle))
+
+
+def _num_running_before(result: RunResult, when_s: Floats) -> NDArray[np.int64]:
+    """Requests that were admitted and had not ended just before each time; shape [times]."""
+    admitted, ended = (column(result.requests_table, f"{key}_s") for key in ("scheduled", "ended"))
+    ended = np.where(np.isnan(admitted), np.nan, ended)  # one that never ran has not ended running
+    come, gone = (np.searchsorted(np.sort(times), when_s) for times in (admitted, ended))
+    return come - gone
 
 
 def per_step(result: RunResult, name: str) -> NDArray[np.int64] | Floats:

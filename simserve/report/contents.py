@@ -50,12 +50,12 @@ def _sweep_figures(points: SweepPoints) -> dict[str, bytes]:
         by = [key for key in points.free if key != load]
         made["percentiles.png"] = sweep_figures.draw_percentiles(frame, load, by=by)
     if points.grid_keys is not None:
-        for value in ("p99_ttft_ms", "p99_itl_ms", "output_throughput"):
-            picture = sweep_figures.draw_heatmap(frame, *points.grid_keys, value=value)
-            made[f"heatmap-{value}.png"] = picture
-    label = points.free[0] if len(points.free) == 1 else None
+        for value in points.heatmaps:
+            made[f"heatmap-{value}.png"] = sweep_figures.draw_heatmap(
+                frame, *points.grid_keys, value=value, by=points.panel_keys
+            )
     for less in ("p99_ttft_ms", "p99_itl_ms"):
-        made[f"pareto-{less}.png"] = sweep_figures.draw_pareto(frame, less=less, label=label)
+        made[f"pareto-{less}.png"] = sweep_figures.draw_pareto(frame, less=less, by=points.free)
     return made
 
 

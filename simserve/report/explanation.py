@@ -18,6 +18,8 @@ from simserve.report.division import Divider, Division, Floats, Ints, Part
 __all__ = ["Explanation", "explain", "slowest"]
 
 BAR_WIDTH = 72
+SEEN = 0.01
+"""A part of at least this share has a cell of the bar."""
 NAMED = 3
 """Culprits that are named; the others are counted."""
 LISTED_CHUNKS = 6
@@ -54,7 +56,8 @@ class Explanation:
 
     @property
     def bar(self) -> str:
-        """The request's time from left to right; each cell shows what took most of it."""
+        """The request's time from left to right, in a glyph a cell. Parts have cells in proportion
+        to their time, and each of at least a percent has one."""
         starts, ends = self.division.start_s, self.division.end_s
         if not len(starts):
             return ""
@@ -62,9 +65,8 @@ class Explanation:
         cells = []
         for left, right in pairwise(edges):
             overlap = np.clip(np.minimum(ends, right) - np.maximum(starts, left), 0.0, None)
-            shares = np.bincount(self.division.parts, weights=overlap, minlength=len(Part))
-            cells.append(GLYPHS[Part(int(np.argmax(shares)))][0])
-        return "".join(cells)
+            cells.append(np.bincount(self.division.parts, overlap, minlength=len(Part)))
+        return "".join(GLYPHS[Part(part)][0] for part in _shown(np.stack(cells)))
 
     @property
     def rows(self) -> list[tuple[str, str, float, float]]:
@@ -263,6 +265,32 @@ class _Teller:
         return f"{name} ({culprit.num_tokens:,} tokens, {_ms(culprit.seconds)})"
 
 
+def _shown(seconds: Floats) -> list[int]:
+    """Which part each cell shows, of `seconds` of shape [cells, parts].
+
+    Of the parts in a cell it is the one that lacks most. What a cell does not show is owed, or many
+    short pieces between longer ones would never be seen.
+    """
+    shown, owed = [], np.zeros(seconds.shape[1])
+    for cell in seconds:
+        owed += cell
+        shown.append(int(np.argmax(np.where(cell > 0.0, owed, -np.inf))))
+        owed[shown[-1]] -= cell.sum()
+    totals = seconds.sum(axis=0)
+    for part in np.flatnonzero(totals >= SEEN * totals.sum()).tolist():
+        if part not in shown:
+            _give_cell(shown, part, seconds[:, part])
+    return shown
+
+
+def _give_cell(shown: list[int], part: int, seconds: Floats) -> None:
+    """Show a part where it has most time, or next to it, but in nobody's only cell."""
+    middle = float(np.average(np.arange(len(seconds)), weights=seconds))
+    spare = [place for place, other in enumerate(shown) if shown.count(other) > 1]
+    place = max(spare, key=lambda one: (seconds[one], -abs(one - middle)))
+    shown[place] = part
+
+
 def _joined(texts: Sequence[str]) -> str:
     """Texts as a list in a sentence.
 
@@ -273,5 +301,11 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def _ms(seconds: float) -> str:
+    """Milliseconds to three digits, the zeros at their end too.
+
+    >>> _ms(0.0015), _ms(0.05), _ms(0.09996), _ms(1.2345)
+    ('1.50 ms', '50.0 ms', '100 ms', '1,234 ms')
+    """
     value = 1000.0 * seconds
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    text = f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
+    return f"{text} ms"

@@ -57,11 +57,14 @@ class Page:
         )
         self._parts.append(f'<div class="tiles">{"".join(tiles)}</div>')
 
-    def charts(self, charts: Sequence[Chart], kind: str = "") -> None:
+    def charts(self, charts: Sequence[Chart], kind: str = "", *, one_legend: bool = False) -> None:
         """Charts side by side where there is room, with kind `pairs` at most two.
 
-        A chart with `wide` takes a row.
+        A chart with `wide` takes a row. `one_legend`: all have the same series, told once above.
         """
+        if one_legend:
+            self._parts.append(f'<div class="legend" data-legend="{len(self._charts)}"></div>')
+            kind = f"{kind} bare"
         places = []
         for chart in charts:
             wide = ' class="wide"' if chart.get("wide") else ""
@@ -120,18 +123,18 @@ def _td(value: object, kind: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Numbers to three digits at least, None as a dash.
+    """Numbers to three digits at least, whole ones as they are, None as a dash.
 
-    >>> shown(12345.678), shown(0.012345), shown(7), shown(None)
-    ('12,346', '0.0123', '7', '–')
+    >>> shown(12345.678), shown(0.012345), shown(10.02), shown(99.97), shown(7), shown(None)
+    ('12,346', '0.0123', '10.0', '100', '7', '–')
     """
     if value is None or value != value:
         return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    if isinstance(value, int) or abs(value) >= 100:
+    if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:#.3g}".rstrip(".")
 
 
 def plain(values: NDArray[Any]) -> list[float | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simserve.metrics.result import RunResult
-from simserve.report.activity import decode_name, envelope, over_time, reach_of_batches
+from simserve.report.activity import decode_name, envelope, over_time, per_step, reach_of_batches
 from simserve.report.curves import Distribution, is_wide, preemption_times
 from simserve.report.style import COLOURS, dress, legend_above, legend_below_title, log_ticks, looks
 
@@ -60,7 +60,8 @@ def draw_queues(result: RunResult, axes: Axes) -> None:
 def draw_cache(result: RunResult, axes: Axes) -> None:
     """Share of KV blocks in use over time, and when somebody was preempted."""
     dress(axes, "KV cache in use", "time (s)", "share of blocks")
-    _draw_steps(result, axes, "kv_cache_usage", "KV cache", COLOURS[2])
+    most = 100 * per_step(result, "kv_cache_usage").max(initial=0.0)
+    _draw_steps(result, axes, "kv_cache_usage", f"KV cache, {most:.1f} % at most", COLOURS[2])
     when = preemption_times(result)
     if len(when):
         level = np.full(len(when), 1.04)

@@ -89,6 +89,12 @@ def run_page(runs: Mapping[str, RunResult]) -> str:
         page.text(f"The run's status is {status}: numbers are of what was done by then.", "note")
     for note in _notes(run):
         page.text(note, "note")
+    if (num_repetitions := summary.get("num_repetitions", 1)) != 1:
+        page.text(
+            f"Numbers are means over {num_repetitions} repetitions; curves and requests are those "
+            "of the first.",
+            "quiet",
+        )
     _tiles(page, summary)
     if len(runs) == 2:
         _against(page, *runs.values())

@@ -44,6 +44,8 @@ def draw_run(result: RunResult) -> bytes:
 def _headline(result: RunResult) -> str:
     summary = result.summary_dict
     name = summary.get("label") or summary.get("model_id") or summary.get("backend")
+    if (num_repetitions := summary.get("num_repetitions", 1)) != 1:
+        return f"{name}: the first of {num_repetitions} repetitions"
     text = f"{name}: {summary['completed']:,} of {summary['num_prompts']:,} requests completed"
     if summary.get("status") == "interrupted":
         text = f"{text} until it was interrupted"

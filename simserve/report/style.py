@@ -23,6 +23,7 @@ __all__ = [
     "dress",
     "legend_above",
     "legend_below_title",
+    "legend_of_all",
     "log_ticks",
     "looks",
     "numeral",
@@ -96,6 +97,15 @@ def legend_below_title(axes: Axes) -> None:
     """The legend on a line of its own between title and axes, for long names of few curves."""
     axes.set_title(axes.get_title(loc="left"), pad=24.0)
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 0.99), ncols=3, borderaxespad=0.2)
+
+
+def legend_of_all(figure: Figure) -> None:
+    """One legend above all panels, which have the same curves; as many names a row as there is
+    room for."""
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    column_px = 60 + 8 * max(map(len, names))
+    columns = max(1, int(figure.get_figwidth() * figure.dpi / column_px))
+    figure.legend(handles, names, loc="outside upper left", ncols=columns, fontsize=9.5)
 
 
 def log_ticks(axes: Axes, which: Literal["x", "y"], sparse: bool) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simserve.report.curves import LATENCIES, is_wide
+from simserve.report.page import shown
 from simserve.report.style import (
     COLOURS,
     DASHES,
     dress,
     legend_below_title,
+    legend_of_all,
     log_ticks,
     looks,
     numeral,
@@ -20,26 +22,32 @@ from simserve.report.style import (
     styled,
 )
 from simserve.report.sweep_points import (
+    Grid,
     Line,
     Table,
     as_frame,
     colour_range,
-    grid,
+    grids,
     lines,
     pareto_front,
     short_names,
+    value_text,
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["draw_heatmap", "draw_pareto", "draw_percentiles"]
 
 PERCENTILES = ("p50", "p95", "p99")
 MAX_TICKS = 10
 """Values on the x axis that each get a tick of their own."""
-MAX_LABELS = 12
-"""Points of a front that are labelled; more would cover each other."""
+MAX_COLUMNS = 3
+"""Panels of heatmaps side by side."""
+MAX_NUMBERS = 20
+"""Points of a front that have a number; a key of more would be longer than the picture."""
 
 
 def draw_percentiles(
@@ -66,9 +74,12 @@ def draw_percentiles(
         size = (5.4 * len(metrics), 4.8)
         figure = Figure(figsize=size, dpi=100, layout="constrained")
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+        which = "" if len(every) == 1 else ", p99"
         for axes, metric in zip(panels, metrics, strict=True):
-            dress(axes, LATENCIES.get(metric, metric.upper()), x, "ms")
+            dress(axes, LATENCIES.get(metric, metric.upper()) + which, x, "ms")
             _draw_lines(axes, every, metric)
+        if len(every) > 1:
+            legend_of_all(figure)
         return png(figure)
 
 
@@ -76,7 +87,7 @@ def _draw_lines(axes: Axes, every: Sequence[Line], metric: str) -> None:
     if len(every) == 1:
         named = [(p, every[0], f"{p}_{metric}_ms") for p in PERCENTILES]
     else:
-        named = [(f"{line.name}: p99", line, f"p99_{metric}_ms") for line in every]
+        named = [(line.name, line, f"p99_{metric}_ms") for line in every]
     drawn = []
     for (name, line, key), look in zip(named, looks(len(named)), strict=True):
         values = as_frame(line.rows, [key])[key].to_numpy(dtype=np.float64)
@@ -102,8 +113,6 @@ def _draw_lines(axes: Axes, every: Sequence[Line], metric: str) -> None:
         axes.set_xticks(places, [numeral(place) for place in places])
     if len(every) == 1:
         legend_below_title(axes)
-    else:
-        axes.legend(fontsize=8.5)
 
 
 def draw_heatmap(
@@ -112,37 +121,55 @@ def draw_heatmap(
     y: str = "scheduler.long_prefill_token_threshold",
     *,
     value: str = "p99_ttft_ms",
+    by: Sequence[str] = (),
 ) -> bytes:
     """A number over two settings, written into each cell; the mean where a cell has several points.
+
+    With columns in `by`, such as the load, there is a panel for each combination of their values,
+    with colours of its own: percentiles of several loads have no mean.
 
     Raises:
         UnknownNameError: the table lacks a column.
     """
     from matplotlib.figure import Figure
 
-    xs, ys, cells, depth = grid(table, x, y, value)
+    found, num_combinations = grids(table, x, y, value, by)
+    xs, ys = next(iter(found.values()))[:2]
+    names = short_names([x, y, *by])
     with styled():
-        size = (max(6.0, 2.5 + 0.95 * len(xs)), max(3.6, 1.8 + 0.6 * len(ys)))
+        num_rows = -(-len(found) // MAX_COLUMNS)
+        num_columns = -(-len(found) // num_rows)
+        width = max(6.0 if num_columns == 1 else 4.2, 2.5 + 0.95 * len(xs))
+        size = (width * num_columns, max(3.6, 1.8 + 0.6 * len(ys)) * num_rows)
         figure = Figure(figsize=size, dpi=100, layout="constrained")
-        axes = figure.subplots()
-        title = value if depth <= 1 else f"{value}, mean of up to {depth} points"
-        names = short_names([x, y])
-        dress(axes, title, names[x], names[y])
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-        low, high = colour_range(cells)
-        colours: dict[str, Any] = {"cmap": "Blues", "vmin": low, "vmax": high}
-        axes.imshow(cells, aspect="auto", origin="lower", **colours)
-        axes.set_xticks(range(len(xs)), [numeral(v) for v in xs])
-        axes.set_yticks(range(len(ys)), [numeral(v) for v in ys])
-        axes.tick_params(length=0)
-        for (row, place), number in np.ndenumerate(cells):
-            if not np.isnan(number):
-                dark = high > low and (number - low) / (high - low) > 0.55
-                text = f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
-                ink = "white" if dark else "#333333"
-                axes.text(place, row, text, ha="center", va="center", color=ink)
+        panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+        for axes, (name, one) in zip(panels, found.items(), strict=False):
+            mean = "" if one.depth <= 1 else f", mean of up to {one.depth} points"
+            dress(axes, (name or value) + mean, names[x], names[y])
+            _draw_grid(axes, one)
+        for axes in panels[len(found) :]:
+            axes.set_axis_off()
+        if by:
+            some = "" if len(found) == num_combinations else f"{len(found)} of {num_combinations}; "
+            title = f"{value}  ({some}each panel has its own colours)"
+            figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         return png(figure)
+
+
+def _draw_grid(axes: Axes, one: Grid) -> None:
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    low, high = colour_range(one.cells)
+    colours: dict[str, Any] = {"cmap": "Blues", "vmin": low, "vmax": high}
+    axes.imshow(one.cells, aspect="auto", origin="lower", **colours)
+    axes.set_xticks(range(len(one.xs)), [numeral(v) for v in one.xs])
+    axes.set_yticks(range(len(one.ys)), [numeral(v) for v in one.ys])
+    axes.tick_params(length=0)
+    for (row, place), number in np.ndenumerate(one.cells):
+        if not np.isnan(number):
+            dark = high > low and (number - low) / (high - low) > 0.55
+            ink = "white" if dark else "#333333"
+            axes.text(place, row, shown(number), ha="center", va="center", color=ink)
 
 
 def draw_pareto(
@@ -150,21 +177,21 @@ def draw_pareto(
     more: str = "output_throughput",
     less: str = "p99_ttft_ms",
     *,
-    label: str | None = None,
+    by: Sequence[str] = (),
 ) -> bytes:
     """Points that have much of one number and little of another; those that no other beats stand
-    out, with their value of the column `label` beside them.
+    out. With columns in `by` they have numbers, and a key tells their values of these columns.
 
     Raises:
         UnknownNameError: the table lacks a column.
     """
     from matplotlib.figure import Figure
 
-    frame = as_frame(table, [more, less, *([label] if label else [])]).dropna(subset=[more, less])
+    frame = as_frame(table, [more, less, *by]).dropna(subset=[more, less])
     a, b = (frame[key].to_numpy(dtype=np.float64) for key in (more, less))
     front = pareto_front(a, b)
     with styled():
-        figure = Figure(figsize=(8, 5.2), dpi=100, layout="constrained")
+        figure = Figure(figsize=(10.5 if by else 8, 5.2), dpi=100, layout="constrained")
         axes = figure.subplots()
         dress(axes, f"{more} against {less}", more, less)
         if len(front) < len(a):
@@ -179,12 +206,41 @@ def draw_pareto(
         wide, sparse = is_wide([b])
         if wide:
             log_ticks(axes, "y", sparse=sparse)
-        if label:
-            every = -(-len(front) // MAX_LABELS)
-            for place in front[::every]:
-                point = (a[place], b[place])
-                text = str(frame[label].iloc[place])
-                axes.annotate(text, point, (-6, 5), textcoords="offset points", ha="right")
         axes.margins(0.1)
         legend_below_title(axes)
+        if by and len(front):
+            numbered = dict(list(enumerate(front, 1))[:: -(-len(front) // MAX_NUMBERS)])
+            _draw_key(figure, frame[list(by)].iloc[list(numbered.values())], list(numbered))
+            figure.draw_without_rendering()  # now the axes are where they stay
+            _draw_numbers(axes, {number: (a[at], b[at]) for number, at in numbered.items()})
         return png(figure)
+
+
+def _draw_key(figure: Figure, settings: pd.DataFrame, numbers: Sequence[int]) -> None:
+    """Which point has which settings: beside the axes, under the settings' names."""
+    from matplotlib.lines import Line2D
+
+    rows = (" · ".join(map(value_text, row)) for row in settings.itertuples(index=False))
+    figure.legend(
+        [Line2D([], [], linestyle="none")] * len(numbers),
+        [f"{number}:  {row:.60}" for number, row in zip(numbers, rows, strict=True)],
+        title=" ·\n".join(short_names(list(settings.columns)).values()),
+        loc="outside right upper",
+        handlelength=0.0,
+        handletextpad=0.0,
+        alignment="left",
+    )
+
+
+def _draw_numbers(axes: Axes, points: Mapping[int, tuple[float, float]]) -> None:
+    """Numbers below and to the right of points of a front, where nothing is; side by side where
+    points are too near to each other."""
+    taken: list[tuple[float, float]] = []
+    for number, point in points.items():
+        x, y = axes.transData.transform(point) * 72 / 100  # in points, as offsets are
+        right = 5.0
+        while any(abs(x + right - i) < 13 and abs(y - j) < 11 for i, j in taken):
+            right += 1
+        taken.append((x + right, y))
+        offset: Any = {"xytext": (right, -5), "textcoords": "offset points", "va": "top"}
+        axes.annotate(str(number), point, fontsize=9, annotation_clip=False, **offset)

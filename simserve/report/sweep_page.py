@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simserve.errors import counted
 from simserve.report.curves import LATENCIES, is_wide
 from simserve.report.page import Chart, Page, plain
 from simserve.report.sweep_points import (
+    Grid,
     Line,
     SweepPoints,
     colour_range,
-    grid,
+    grids,
     lines,
     pareto_front,
     setting,
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["sweep_page"]
 
 PERCENTILES = ("p50", "p95", "p99")
-HEATMAPS = ("p99_ttft_ms", "p99_itl_ms", "output_throughput")
-TRADE_OFFS = ("p99_ttft_ms", "p99_itl_ms")
+GAIN, TRADE_OFFS = "output_throughput", ("p99_ttft_ms", "p99_itl_ms")
+TRADED = (GAIN, *TRADE_OFFS)
+MAX_WARNINGS = 3
+"""That stand at the beginning."""
 MAX_TICKS = 8
 """Values on the x axis that each get a tick of their own."""
 SHOWN = (
@@ -56,17 +60,34 @@ def sweep_page(points: SweepPoints) -> str:
         message = failed["failure"] if "failure" in failed else failed["status"]
         rows = [[str(a), str(b)] for a, b in zip(failed["point"], message, strict=True)]
         page.table(["point that failed", "why"], rows)
+    said = _warnings(frame)
+    for text in said[:MAX_WARNINGS]:
+        page.text(text, "note")
     if points.load_key is not None:
         page.heading(f"Latencies against {points.load_key}")
-        page.charts(_percentile_charts(points, points.load_key))
-    if points.grid_keys is not None:
+        page.charts(_percentile_charts(points, points.load_key), one_legend=True)
+    if points.grid_keys is not None and points.heatmaps:
         page.heading(" × ".join(points.grid_keys))
-        page.charts([_heatmap(points, *points.grid_keys, v) for v in HEATMAPS if v in frame])
+        _add_heatmaps(page, points, *points.grid_keys)
     page.heading("Trade-offs")
-    page.charts([_pareto(points, less) for less in TRADE_OFFS if less in frame])
+    numbers = _numbers_of_best(frame)
+    page.charts([_pareto(points, less, numbers) for less in TRADE_OFFS if less in frame])
+    if numbers:
+        page.text("The numbered points, which no other beats:", "quiet")
+        page.table(*_table(points, numbers, TRADED))
     page.heading("Points")
     page.table(*_table(points))
+    if len(said) > MAX_WARNINGS:
+        page.folded("all warnings", "\n".join(said))
     return page.render()
+
+
+def _warnings(frame: pd.DataFrame) -> list[str]:
+    """What came up in points, and in how many of them."""
+    if "warnings" not in frame:
+        return []
+    counts = frame["warnings"].value_counts(sort=False)
+    return [f"{text} ({count} of {counted(len(frame), 'point')})" for text, count in counts.items()]
 
 
 def _subtitle(points: SweepPoints) -> str:
@@ -87,10 +108,11 @@ def _percentile_charts(points: SweepPoints, x: str) -> list[Chart]:
     if len(every) == 1:
         named = [(percentile, every[0], percentile) for percentile in PERCENTILES]
     else:
-        named = [(f"{line.name}: p99", line, "p99") for line in every]
+        named = [(line.name, line, "p99") for line in every]
+    which = "" if len(every) == 1 else ", p99"
     return [
         {
-            "title": title,
+            "title": title + which,
             "hover": "points",
             "x": {"label": x, "pad": True, **ticks},
             "y": {"label": f"{metric.upper()} (ms)", "zero": True, **_scale(named, metric)},
@@ -128,12 +150,31 @@ def _line(points: SweepPoints, line: Line, key: str, name: str, place: int) -> d
     return series
 
 
-def _heatmap(points: SweepPoints, x: str, y: str, value: str) -> Chart:
-    xs, ys, cells, depth = grid(points.frame, x, y, value)
+def _add_heatmaps(page: Page, points: SweepPoints, x: str, y: str) -> None:
+    """A chart a number; if more varies than the two settings, a row of charts a number."""
+    by = points.panel_keys
+    found = {value: grids(points.frame, x, y, value, by) for value in points.heatmaps}
+    rows = [
+        [_heatmap(one, x, y, value, name) for name, one in of_value.grids.items()]
+        for value, of_value in found.items()
+    ]
+    if not by:
+        page.charts([chart for row in rows for chart in row])
+        return
+    count, few = max((one.num_combinations, len(one.grids)) for one in found.values())
+    some = f" ({few} of {count} combinations)" if few < count else ""
+    page.text(f"By {' × '.join(by)}{some}; colours compare the cells of one chart.", "quiet")
+    for row in rows:
+        page.charts(row)
+
+
+def _heatmap(one: Grid, x: str, y: str, value: str, name: str) -> Chart:
+    xs, ys, cells, depth = one
     low, high = colour_range(cells)
     shades = (cells - low) / (high - low) if high > low else np.zeros_like(cells)
+    mean = "" if depth <= 1 else f", mean of up to {depth} points"
     return {
-        "title": value if depth <= 1 else f"{value}, mean of up to {depth} points",
+        "title": ", ".join(filter(None, (value, name))) + mean,
         "value": value,
         "x": {"label": short_names([x, y])[x], "values": xs},
         "y": {"label": short_names([x, y])[y], "values": ys},
@@ -142,42 +183,60 @@ def _heatmap(points: SweepPoints, x: str, y: str, value: str) -> Chart:
     }
 
 
-def _pareto(points: SweepPoints, less: str) -> Chart:
-    more = "output_throughput"
-    frame = points.frame.dropna(subset=[more, less])
-    a, b = _numbers(frame, more), _numbers(frame, less)
-    texts = [_settings(points, row) for row in frame.to_dict("records")]
-    front = pareto_front(a, b)
-    others = np.setdiff1d(np.arange(len(a)), front)
+def _front(frame: pd.DataFrame, less: str) -> pd.DataFrame:
+    """Rows of the points that no other beats in throughput and in `less`."""
+    known = frame.dropna(subset=[GAIN, less])
+    return known.iloc[pareto_front(_numbers(known, GAIN), _numbers(known, less))]
+
+
+def _numbers_of_best(frame: pd.DataFrame) -> dict[int, int]:
+    """Rows of the points on a front, numbered by throughput: a point has one in all charts."""
+    fronts = [_front(frame, less) for less in TRADE_OFFS if less in frame]
+    rows = {row for front in fronts for row in front.index.tolist()}
+    ordered = frame.loc[sorted(rows)].sort_values(GAIN, kind="stable").index.tolist()
+    return {row: number for number, row in enumerate(ordered, 1)}
+
+
+def _pareto(points: SweepPoints, less: str, numbers: Mapping[int, int]) -> Chart:
+    front = _front(points.frame, less)
+    known = points.frame.dropna(subset=[GAIN, less])
     series = [
         {
             "name": name,
             "colour": colour,
             "shape": shape,
-            "x": plain(a[places]),
-            "y": plain(b[places]),
-            "text": [texts[place] for place in places.tolist()],
+            "x": plain(_numbers(rows, GAIN)),
+            "y": plain(_numbers(rows, less)),
+            "text": [_settings(points, row) for row in rows.to_dict("records")],
         }
-        for name, colour, shape, places in (
-            ("points", 6, "points", others),
+        for name, colour, shape, rows in (
+            ("points", 6, "points", known.drop(front.index)),
             ("no other is better", 1, "front", front),
         )
-        if len(places)
+        if len(rows)
     ]
+    if len(front):
+        series[-1]["numbers"] = [numbers[row] for row in front.index.tolist()]
     return {
         "title": f"Throughput against {less}",
         "hover": "points",
         "x": {"label": "output tokens/s", "pad": True},
-        "y": {"label": less, "pad": True, "log": is_wide([b])[0]},
+        "y": {"label": less, "pad": True, "log": is_wide([_numbers(known, less)])[0]},
         "series": series,
     }
 
 
-def _table(points: SweepPoints) -> tuple[list[str], list[list[object]]]:
-    frame = points.frame
-    columns = [*points.keys, *(key for key in SHOWN if key in frame and frame[key].notna().any())]
+def _table(
+    points: SweepPoints, numbers: Mapping[int, int] | None = None, shown: Sequence[str] = SHOWN
+) -> tuple[list[str], list[list[object]]]:
+    """Settings and numbers of points: of those in `numbers`, after these, or of all."""
+    frame = points.frame if numbers is None else points.frame.loc[list(numbers)]
+    columns = [*points.keys, *(key for key in shown if key in frame and frame[key].notna().any())]
     rows = [[_plain(value) for value in row] for row in frame[columns].itertuples(index=False)]
-    return list(short_names(columns).values()), rows
+    header = list(short_names(columns).values())
+    if numbers is None:
+        return header, rows
+    return ["number", *header], [[n, *row] for n, row in zip(numbers.values(), rows, strict=True)]
 
 
 def _settings(points: SweepPoints, row: dict[str, Any]) -> str:

@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Grid",
+    "Grids",
     "Line",
     "SweepPoints",
     "Table",
     "as_frame",
     "colour_range",
     "grid",
+    "grids",
     "lines",
     "pareto_front",
     "read_sweep",
+    "setting",
     "short_names",
+    "value_text",
 ]
 
 Table: TypeAlias = "pd.DataFrame | pa.Table"
@@ -42,6 +46,8 @@ _LEAST_RANGE = 0.05
 """Of colours, over the largest value."""
 
 MAX_LINES = 6
+MAX_GRIDS = 8
+HEATMAPS = ("p99_ttft_ms", "p99_itl_ms", "output_throughput")
 LOADS = ("rate", "max_concurrency", "speedup")
 """Last parts of keys that say how much comes in."""
 SAYS_LITTLE = ("kind", "mean", "value")
@@ -71,6 +77,15 @@ class Grid(NamedTuple):
     cells: Floats
     depth: int
     """Most points of a cell; their mean is taken."""
+
+
+class Grids(NamedTuple):
+    """Grids over the same two settings, one for each combination of others."""
+
+    grids: dict[str, Grid]
+    """By the others' values, in words."""
+    num_combinations: int
+    """Of the others; of more than there are grids, those between have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +132,19 @@ class SweepPoints:
         spanned = len(cells) > sum(self.frame[key].nunique() for key in keys[:2]) - 1
         return (keys[0], keys[1]) if spanned else None
 
+    @property
+    def panel_keys(self) -> tuple[str, ...]:
+        """Free keys but those that span a grid, such as the load: each combination of their values
+        has a grid of its own, as percentiles of several have no mean."""
+        return tuple(key for key in self.free if key not in (self.grid_keys or ()))
+
+    @property
+    def heatmaps(self) -> tuple[str, ...]:
+        """Numbers to draw over the grid, if there is one."""
+        if self.grid_keys is None:
+            return ()
+        return tuple(key for key in HEATMAPS if key in self.frame and self.frame[key].notna().any())
+
 
 def read_sweep(path: Path) -> SweepPoints:
     """Read a sweep directory.
@@ -128,6 +156,8 @@ def read_sweep(path: Path) -> SweepPoints:
     import yaml
 
     try:
+        if not (path / "summary.parquet").exists():
+            raise ValueError("there is no summary.parquet in it")
         frame = pd.read_parquet(path / "summary.parquet")
         plain = yaml.safe_load((path / "sweep.yaml").read_text(encoding="utf-8"))
         section = plain["sweep"]
@@ -179,10 +209,15 @@ def lines(table: Table, x: str, by: Sequence[str] = ()) -> Iterator[Line]:
         groups = [((), frame)]
     for values, rows in groups:
         ordered = rows.sort_values(x, kind="stable")
-        short = short_names([x, *by])
-        named = zip([short[key] for key in by], values, strict=False)
-        name = ", ".join(setting(key, value) for key, value in named)
+        name = _settings(by, values, [x, *by])
         yield Line(name, ordered[x].to_numpy(dtype=np.float64), ordered)
+
+
+def _settings(keys: Sequence[str], values: Sequence[object], among: Sequence[str]) -> str:
+    """Settings in few words, by names that tell a key from those that it is `among`."""
+    short = short_names(among)
+    named = zip([short[key] for key in keys], values, strict=False)
+    return ", ".join(setting(name, value) for name, value in named)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -207,10 +242,19 @@ def setting(name: str, value: object) -> str:
     >>> setting("max_num_seqs", 1024), setting("scenario", "calm")
     ('max_num_seqs 1,024', 'calm')
     """
-    text = str(value)
-    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
-        text = numeral(float(value))
+    text = value_text(value)
     return text if name == "scenario" else f"{name} {text}"
+
+
+def value_text(value: object) -> str:
+    """A value as a reader sees it.
+
+    >>> value_text(1024), value_text(True), value_text("fcfs")
+    ('1,024', 'True', 'fcfs')
+    """
+    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        return numeral(float(value))
+    return str(value)
 
 
 def grid(table: Table, x: str, y: str, value: str) -> Grid:
@@ -219,9 +263,37 @@ def grid(table: Table, x: str, y: str, value: str) -> Grid:
     Raises:
         UnknownNameError: a column is missing.
     """
-    frame = as_frame(table, [x, y, value])
+    (one,) = grids(table, x, y, value).grids.values()
+    return one
+
+
+def grids(table: Table, x: str, y: str, value: str, by: Sequence[str] = ()) -> Grids:
+    """A grid for each combination of values of `by`; of too many, for some from the first to the
+    last. All have the same xs and ys.
+
+    Raises:
+        UnknownNameError: a column is missing.
+    """
+    frame = as_frame(table, [x, y, value, *by])
+    whole = _grid(frame, x, y, value)
+    if not by:
+        return Grids({"": whole}, 1)
+    groups = list(frame[frame[value].notna()].groupby(list(by), dropna=False))
+    few = min(len(groups), MAX_GRIDS)
+    chosen = [groups[round(i)] for i in np.linspace(0, len(groups) - 1, few)]
+    found = {
+        _settings(by, values, [x, y, *by]): _grid(rows, x, y, value, whole)
+        for values, rows in chosen
+    }
+    return Grids(found, len(groups))
+
+
+def _grid(frame: pd.DataFrame, x: str, y: str, value: str, like: Grid | None = None) -> Grid:
+    """Means of `value`; `like` another one has its xs and ys."""
     means = frame.pivot_table(index=y, columns=x, values=value, aggfunc="mean", dropna=False)
     counts = frame.pivot_table(index=y, columns=x, values=value, aggfunc="count")
+    if like is not None:
+        means = means.reindex(index=like.ys, columns=like.xs)
     cells = means.to_numpy(dtype=np.float64)
     return Grid(means.columns.tolist(), means.index.tolist(), cells, int(counts.max().max()))
 

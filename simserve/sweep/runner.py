@@ -27,6 +27,7 @@ __all__ = [
     "BackendName",
     "Listener",
     "SweepResult",
+    "checked_jobs",
     "open_backend",
     "run_points",
     "run_sweep",
@@ -116,7 +117,7 @@ def run_sweep(
     loaded = source if isinstance(source, LoadedSweep) else load_sweep(source, overrides)
     points = load_points(loaded)
     _check_torch(points)
-    jobs = _checked_jobs(points, jobs, backend)
+    jobs = checked_jobs(points, jobs, backend)
     with closing(SweepDirectory(Path(out), loaded.plain, resume=resume)) as directory:
         left = [one for one in points if not directory.is_done(one.name, one.settings)]
         _tell_done(points, left, directory, listener)
@@ -190,8 +191,12 @@ def _check_torch(points: Sequence[Point]) -> None:
         raise ConfigError([Problem(path="executor.kind", message=message)])
 
 
-def _checked_jobs(points: Sequence[Point], jobs: int | None, backend: str) -> int | None:
-    """Real runs measure time, so that nothing may run beside them."""
+def checked_jobs(points: Sequence[Point], jobs: int | None, backend: str) -> int | None:
+    """How many points may run at a time: real runs measure it, so that nothing runs beside them.
+
+    Raises:
+        ConfigError: more were asked for, or another machine.
+    """
     is_real = any(one.loaded and one.loaded.config.executor.kind == "real" for one in points)
     if is_real and (backend != "process" or jobs not in (None, 1)):
         raise ConfigError(

@@ -15,7 +15,14 @@ from simserve.config.sweep_cells import Cell
 from simserve.config.sweep_loader import LoadedSweep, Point, load_sweep
 from simserve.errors import ConfigError, did_you_mean
 from simserve.sweep.directory import SweepDirectory
-from simserve.sweep.runner import Backend, Listener, open_backend, run_points, summary_row
+from simserve.sweep.runner import (
+    Backend,
+    Listener,
+    checked_jobs,
+    open_backend,
+    run_points,
+    summary_row,
+)
 from simserve.sweep.summary import write_summary
 
 __all__ = ["SettingsSearch", "search_settings"]
@@ -63,8 +70,8 @@ def search_settings(
         listener: is told when points start and end.
 
     Raises:
-        ConfigError: Optuna is not installed, the sweep is wrong or no grid, or the summary has no
-            such objective.
+        ConfigError: Optuna is not installed, the sweep is wrong or no grid, real runs would run
+            side by side, or the summary has no such objective.
     """
     loaded = load_sweep(source, overrides)
     if not isinstance(loaded.sweep, Grid):
@@ -72,7 +79,9 @@ def search_settings(
             f"{loaded.source or 'the sweep'}: sweep.type: a search chooses from type grid, "
             f"not {loaded.sweep.type}"
         )
-    study = _study(objectives, loaded.plain.get("seed", 0))
+    seed = loaded.plain.get("seed", 0)
+    # A wrong one is refused with the first point, which says where it stands.
+    study = _study(objectives, seed if isinstance(seed, int) else 0)
     with (
         closing(SweepDirectory(Path(out), loaded.plain, resume=False)) as directory,
         closing(open_backend("process", jobs, None)) as backend,
@@ -114,6 +123,7 @@ class _Search:
         """Run `count` trials at a time."""
         asked = [study.ask() for _ in range(count)]
         points = [self._point(trial) for trial in asked]
+        checked_jobs(points, count, "process")
         new = {point.name: point for point in points if point.name not in self.points}
         self.points |= new
         run_points(
@@ -141,8 +151,8 @@ class _Search:
         if summary is None:
             return None
         for key in self._objectives:
-            if key not in summary:
-                hint = did_you_mean(key, summary)
+            if key not in summary or isinstance(summary[key], str):
+                hint = did_you_mean(key, summary) if key not in summary else ""
                 raise ConfigError(f"--objective {key}: the summary has no such number{hint}")
         values = [summary[key] for key in self._objectives]
         return None if None in values else values

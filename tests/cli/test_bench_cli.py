@@ -166,7 +166,7 @@ def test_a_step_that_is_no_shape_is_an_error() -> None:
     outcome = invoke("step", "--case", "64x1")
     assert outcome.exit_code == 2
     assert outcome.stderr == (
-        "--case 64x1: '64x1' is not [N*]Q[@K], such as 64*1@2048, 8192 or 2048@30720\n"
+        "--case 64x1: '64x1' is not [N*]Q[@K[~S]], such as 64*1@2048, 8192 or 2048@30720\n"
     )
 
 

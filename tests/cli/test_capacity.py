@@ -23,7 +23,7 @@ def test_the_table_names_the_shape_and_the_dtype_it_holds_for() -> None:
         "hold for 32 layers, 8 KV heads, head_dim 128, weights in bfloat16, KV in bfloat16"
         in output
     )
-    assert "131,072 bytes a token (128 KiB), 4.00 GiB for 32768 tokens" in output
+    assert "131,072 bytes a token (128 KiB), 4.00 GiB for 32,768 tokens" in output
     for term in ("weights", "activations", "CUDA graphs", "partition buffers", "alignment"):
         assert term in output
     assert "the null block included" in output

@@ -130,6 +130,22 @@ def test_no_hits_are_explained(fake_api: FakeApi) -> None:
     assert "prefix caching off" in invoke("run", "c.yaml").stdout
 
 
+def test_accepted_drafts_are_told(fake_api: FakeApi) -> None:
+    assert "draft" not in invoke("run", "c.yaml").stdout
+    counts = {"num_draft_tokens": 1500, "num_accepted_tokens": 600, "draft_acceptance_rate": 0.4}
+    fake_api.summary |= {f"spec_decode_{key}": value for key, value in counts.items()}
+    assert "600 of 1,500 (40.0 %)" in invoke("run", "c.yaml").stdout
+
+
+def test_means_over_repetitions_are_called_so(fake_api: FakeApi) -> None:
+    assert "repetitions" not in invoke("run", "c.yaml").stdout
+    fake_api.summary |= {"num_repetitions": 3, "num_steps": 4321.0, "num_preemptions": 7.5}
+    lines = [line.split("│")[1:3] for line in invoke("run", "c.yaml").stdout.splitlines()[8:-3]]
+    facts = {name.strip(): value.strip() for name, value in filter(None, lines)}
+    assert facts["repetitions"] == "3: all numbers are means over them"
+    assert (facts["steps"], facts["preemptions"]) == ("4,321", "7.50")
+
+
 def test_options_are_overrides(fake_api: FakeApi) -> None:
     outcome = invoke(
         "run", "c.yaml", "-o", "scheduler.max_num_seqs=64", "-o", "seed=3", "--seed", "5",
@@ -334,7 +350,7 @@ def test_help_lists_all_commands_and_imports_none() -> None:
     assert not heavy & set(loaded.split())
 
 
-def test_ctrl_c_is_quiet_while_the_command_line_is_imported() -> None:
+def test_ctrl_c_has_no_traceback_while_the_command_line_is_imported() -> None:
     code = """
 import os, signal, sys
 
@@ -348,7 +364,7 @@ from simserve.cli.entry import main
 main()
 """
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (130, "", "")
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

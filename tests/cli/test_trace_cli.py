@@ -89,11 +89,11 @@ def test_every_shipped_file_has_its_command() -> None:
 @pytest.mark.parametrize(
     ("name", "share"),
     [
-        ("long_vs_short", "0.0%"),
-        ("multi_turn", "73.5%"),
-        ("shared_template", "85.6%"),
-        ("unique_prefix", "0.0%"),
-        ("single_document", "0.0%"),
+        ("long_vs_short", "0.0 %"),
+        ("multi_turn", "73.5 %"),
+        ("shared_template", "85.6 %"),
+        ("unique_prefix", "0.0 %"),
+        ("single_document", "0.0 %"),
     ],
 )
 def test_inspect_tells_them_apart_by_what_can_be_reused(name: str, share: str) -> None:
@@ -153,9 +153,9 @@ def test_a_single_request_has_no_rate_but_a_picture(tmp_path: Path) -> None:
     ("name", "expected"),
     [
         # Full repeats keep one token to compute, hence 37.3 and 65.0 for shares of 37.4 and 65.1.
-        ("mooncake_conversation.jsonl", ["12031", "3.401", "3.03", "7.90", "37.3%"]),
-        ("mooncake_synthetic.jsonl", ["3993", "3.906", "1.01", "1.09", "65.0%"]),
-        ("azure2023_code.csv", ["8819", "2.566", "13.15", "13.19", "0.0%"]),
+        ("mooncake_conversation.jsonl", ["12031", "3.401", "3.03", "7.90", "37.3 %"]),
+        ("mooncake_synthetic.jsonl", ["3993", "3.906", "1.01", "1.09", "65.0 %"]),
+        ("azure2023_code.csv", ["8819", "2.566", "13.15", "13.19", "0.0 %"]),
     ],
 )
 def test_inspect_agrees_with_known_figures(name: str, expected: list[str]) -> None:

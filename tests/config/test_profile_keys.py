@@ -34,9 +34,16 @@ def test_decisions_and_timing_are_stated_apart() -> None:
     assert found["out_of_domain_steps"] == 0
 
 
-def test_what_was_not_measured_is_a_warning() -> None:
-    result = run({**BASE, "model": "qwen3-8b", "executor": {"cost": PROFILE}})
-    assert any("model 'qwen3-8b' was not measured" in text for text in result.warnings)
+@pytest.mark.parametrize("repetitions", [1, 2])
+def test_what_was_not_measured_is_a_warning_and_in_the_summary(repetitions: int) -> None:
+    """Where whoever has only that reads it; what was is silent."""
+    config = {**BASE, "executor": {"cost": PROFILE}, "metrics": {"repetitions": repetitions}}
+    result = run(config | {"model": "qwen3-8b", "scheduler": {"enable_chunked_prefill": False}})
+    (first, second) = result.warnings
+    assert "forces chunked prefill on" in first
+    assert "model 'qwen3-8b' was not measured" in second
+    assert result.summary_dict["warnings"] == f"{first}; {second}"
+    assert "warnings" not in run(config).summary_dict
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from simserve.config.build_workload import build_workload
 from simserve.config.dump import dump_config
 from simserve.config.loader import load_config
 from simserve.config.trace_sampling import own_sampling
-from simserve.errors import SimserveError
+from simserve.errors import ConfigError, SimserveError
 from simserve.sampling import RequestSampling
 
 HEAD = "model: llama-3.2-1b\ngpu: h200\nkv_cache: {num_gpu_blocks: 100}\n"
@@ -34,6 +34,29 @@ def synthetic(*, classes: str = "", decoding: str = "", **keys: str) -> str:
     inner += f", classes: [{{name: a{classes}}}]" if classes else ""
     outer = f", decoding: {{{decoding}}}" if decoding else ""
     return f"workload: {{synthetic: {{num_requests: 2{inner}}}{outer}}}\n"
+
+
+def own_cost(name: str, options: str = "{}") -> str:
+    return f"executor: {{cost: {{kind: '{__name__}:{name}', options: {options}}}}}\n"
+
+
+class BareCost:
+    price = None
+
+
+class FlatCost(BareCost):
+    def __init__(self, model: object, gpu: object, *, step_s: float, name: str = "") -> None:
+        if step_s < 0:
+            raise ConfigError("a step takes time")
+
+
+class NamelessCost(BareCost):
+    def __init__(self, model: object, gpu: object, step_s: float, /) -> None: ...
+
+
+class AnyCost(BareCost):
+    def __init__(self, model: object, gpu: object, **more: object) -> None:
+        assert not more
 
 
 WRONG = {
@@ -137,7 +160,7 @@ WRONG = {
     ),
     "a cost model by its path": (
         SINGLE + "executor: {cost: {kind: './lifo:X'}}\n",
-        "executor.cost: './lifo:X' is not 'module:Class'",
+        "executor.cost.kind: './lifo:X' is not 'module:Class'",
     ),
     "a profile that is not there": (
         SINGLE + "executor: {cost: {kind: profile, name: h200-lama}}\n",
@@ -148,8 +171,29 @@ WRONG = {
         "executor.cost.path: .*none.json: cannot read",
     ),
     "options that a class of one's own has not": (
-        SINGLE + "executor: {cost: {kind: 'simserve.cost.formula:FormulaCost', options: {a: 1}}}\n",
-        "executor.cost: options do not fit .* unexpected keyword argument 'a'",
+        SINGLE + own_cost("FlatCost", options="{step: 1}"),
+        r"executor.cost.options.step: \S+FlatCost has no such option \(did you mean 'step_s'\?\); "
+        r"it has step_s, name\n.*\n.*\^\n.* executor.cost.options: \S+FlatCost needs step_s",
+    ),
+    "an option named as what a class is given anyway": (
+        SINGLE + own_cost("AnyCost", options="{b: 1, gpu: h100}"),
+        r"executor.cost.options.gpu: \S+AnyCost has no such option; it has none",
+    ),
+    "an option that a class of one's own refuses": (
+        SINGLE + own_cost("FlatCost", options="{step_s: -1}"),
+        "executor.cost.options: a step takes time",
+    ),
+    "a class that takes no GPU": (
+        SINGLE + own_cost("BareCost"),
+        "executor.cost.kind: .*BareCost cannot be made of a model and a GPU: too many positional",
+    ),
+    "a class that takes something without a name": (
+        SINGLE + own_cost("NamelessCost", options="{step_s: 1}"),
+        "executor.cost.kind: .*NamelessCost cannot be .*missing a required .*argument: 'step_s'",
+    ),
+    "an option that is nearly a number": (
+        SINGLE + "scheduler: {kind: sjf, options: {\"²\": 1}}\n",
+        "scheduler.options.²: sjf has no such option",
     ),
     "a trace that is not there": (
         "workload: {trace: {path: none.jsonl}}\n",

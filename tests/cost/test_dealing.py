@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from simserve.config.presets import load_model
 from simserve.cost.dealing import (
@@ -55,6 +59,32 @@ PLAN = shipped()
 @pytest.fixture
 def dealer() -> Dealer:
     return Dealer(PLAN, LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("where", "largest"),
+    [
+        (("few_decodes", "tile"), 2**16),
+        (("many_decodes", "programs"), 2**16),
+        (("few_decodes", "fine_tokens"), 10**9),
+        (("many_decodes_from",), 10**9),
+        (("short", "tall", "rows"), 2**16),
+        (("long", "whole", "keys"), 2**16),
+        (("long", "tall", "programs"), 2**16),
+        (("long_from",), 10**9),
+    ],
+)
+def test_a_plan_is_one_that_a_gpu_could_have(where: tuple[str, ...], largest: int) -> None:
+    document = PLAN.model_dump()
+    *outer, last = where
+    place = reduce(getitem, outer, document)
+    for value, refused in ((largest, False), (largest + 1, True), (1, False), (0, True)):
+        place[last] = value
+        with pytest.raises(ValidationError) if refused else nullcontext() as error:
+            AttentionPlan(**document)
+        if refused:
+            [one] = error.value.errors()
+            assert (one["loc"], one["input"]) == (where, value)
 
 
 def test_alike_contexts_fill_a_round_or_begin_another(

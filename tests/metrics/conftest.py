@@ -76,6 +76,7 @@ class Story:
         stop: str = "empty",
         running: int | None = None,
         waiting: int = 0,
+        shared: int = 0,
         parts: Mapping[str, float | Sequence[float]] | None = None,
         start: float | None = None,
         scheduled_at: float | None = None,
@@ -93,6 +94,7 @@ class Story:
             samples=[emits[i] > 0 for i in ids],
             kinds=dict(kinds or {}),
             preempted_ids=list(preempted),
+            num_shared_kv_tokens=shared,
             lookups=lookups,
             admission_stop=stop,
         )

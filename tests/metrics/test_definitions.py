@@ -266,6 +266,16 @@ def test_a_straddling_request_never_brings_its_warm_up_ttft(story: New) -> None:
     assert summary["window.mean_concurrency"] == 2.0
 
 
+def test_a_window_behind_the_run_has_no_time_and_no_rates(story: New) -> None:
+    told = story()
+    told.arrive("a")
+    told.decode("a", 0.5, 5)
+    inside = told.summary(window_s=(100.0, None))
+    assert inside["window.duration"] == 0.0
+    assert inside["window.output_throughput"] is None
+    assert inside["window.mean_concurrency"] is None
+
+
 def test_a_window_over_the_whole_run_says_what_the_run_says(story: New) -> None:
     told = story()
     told.arrive("a", class_="x")

@@ -33,7 +33,10 @@ def test_the_table(result: RunResult) -> None:
     assert html.count("<tr>") == 5
     assert "<tr><th>TTFT</th><td>100.00</td>" in html
     assert "<tr><th>ITL</th><td>200.00</td>" in html
-    assert "completed 1, failed 1, duration 0.50" in html
+    assert "completed 1, failed 1, duration 0.50 s, output_throughput 6.00 tokens/s," in html
+    assert "repetitions" not in html
+    result.summary_dict["num_repetitions"] = 3
+    assert "0; means over 3 repetitions, curves of the first</p>" in result._repr_html_()
     assert "<p>&lt;b&gt;</p>" in html
 
 

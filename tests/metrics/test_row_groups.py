@@ -81,6 +81,7 @@ def tell(told: Any, runs: Sequence[tuple[int, int, int, int, bool]]) -> Any:
             dict.fromkeys(live, 1),
             finished=over,
             waiting=number,
+            shared=number << 31,
             evicted=[number] * count,
             parts={"gpu_s": [0.125] * count} | ({"late_s": 0.5} if number > 9 else {}),
             stop="own" if number > 7 else "empty",

@@ -178,11 +178,15 @@ def test_nan_is_refused_rather_than_written(story: Callable[..., Any], tmp_path:
     [
         ("summary.json", "[", r"summary.json:1: is not JSON"),
         ("summary.json", "{}", r"summary.json: expected a list of one JSON object"),
-        ("summary.json", None, r"summary.json: cannot be read"),
+        (
+            "summary.json",
+            None,
+            r"summary.json: cannot be read: there is no such file, so .* is no run",
+        ),
         ("env.json", "[]", r"env.json: expected a JSON object"),
         ("steps.parquet", "PAR", r"steps.parquet: cannot be read"),
-        ("requests.parquet", None, r"requests.parquet: cannot be read"),
-        ("config.yaml", None, r"config.yaml: cannot be read"),
+        ("requests.parquet", None, r"requests.parquet: cannot be read: there is no such file$"),
+        ("config.yaml", None, r"config.yaml: cannot be read: there is no such file$"),
     ],
 )
 def test_a_broken_directory_is_named(
@@ -194,6 +198,12 @@ def test_a_broken_directory_is_named(
         (path / file).write_text(content)
     with pytest.raises(RunDirectoryError, match=says):
         read_run(path)
+
+
+def test_a_folder_of_runs_is_told_from_a_run(story: Callable[..., Any], tmp_path: Path) -> None:
+    path = small_run(story).save(tmp_path / "runs" / "a")
+    with pytest.raises(RunDirectoryError, match=rf"so {path.parent} is no run.*; {path} is one$"):
+        read_run(path.parent)
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simserve.errors import RunDirectoryError
 from simserve.metrics.result import RunResult
 from simserve.report.blame import Culprit, Ledger
-from simserve.report.division import Divider, Part
-from simserve.report.explanation import BAR_WIDTH, explain
+from simserve.report.division import Divider, Division, Part
+from simserve.report.explanation import BAR_WIDTH, GLYPHS, Explanation, explain
 from simserve.report.timeline import write_timeline
 from tests.report.test_run_plot import toy_run
 
@@ -160,11 +162,11 @@ def test_a_paragraph_says_it_in_words() -> None:
     for sentence in (
         "b (document) brought a prompt of 160 tokens, 10 of them found in the prefix cache",
         "It got 4 tokens in 195 ms, the first after 115 ms.",
-        "A step was running when it came, and went on for 5 ms.",
-        "It queued for 10 ms: too few KV blocks were free.",
+        "A step was running when it came, and went on for 5.00 ms.",
+        "It queued for 10.0 ms: too few KV blocks were free.",
         "Its prompt was computed in 2 chunks (100, 50 tokens) in steps that took 100 ms.",
-        "It was preempted once, stayed out for 10 ms and then spent 50 ms in steps with chunks of "
-        "it; 151 tokens were computed a second time.",
+        "It was preempted once, stayed out for 10.0 ms and then spent 50.0 ms in steps with "
+        "chunks of it; 151 tokens were computed a second time.",
     ):
         assert sentence in told
 
@@ -172,13 +174,13 @@ def test_a_paragraph_says_it_in_words() -> None:
 def test_a_paragraph_names_who_is_to_blame() -> None:
     result = ten_steps()
     assert (
-        "2 of them took 80 ms longer than a step that only decodes, because they also computed "
+        "2 of them took 80.0 ms longer than a step that only decodes, because they also computed "
         "prompts: that of b (150 tokens, 53.3 ms) and c (100 tokens, 26.7 ms)."
     ) in explain(result, "a").paragraph
     told = explain(result, "c").paragraph
     assert "the step's token budget was spent (83 % of the time)" in told
-    assert "Meanwhile prompts were computed: that of b (100 tokens, 50 ms)." in told
-    assert "In 2 steps (20 ms) it got no tokens although it was admitted." in told
+    assert "Meanwhile prompts were computed: that of b (100 tokens, 50.0 ms)." in told
+    assert "In 2 steps (20.0 ms) it got no tokens although it was admitted." in told
 
 
 def test_a_rejected_request_has_a_reason_and_no_bar() -> None:
@@ -194,9 +196,37 @@ def test_the_bar_is_the_clock() -> None:
     assert sum(share for *_, share in told.rows) == pytest.approx(1.0)
 
 
+@given(
+    pieces=st.lists(
+        st.tuples(st.sampled_from(Part), st.floats(1e-4, 1.0) | st.just(0.01)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_the_bar_hides_no_part_of_a_percent(pieces: list[tuple[Part, float]]) -> None:
+    parts, seconds = zip(*pieces, strict=True)
+    ends = np.cumsum(seconds)
+    nothing = np.zeros(len(parts), dtype=np.int64)
+    division = Division(np.array(parts), np.append(0.0, ends[:-1]), ends, nothing, nothing)
+    bar = Explanation("a", "", division).bar
+    assert len(bar) == BAR_WIDTH
+    for part in set(parts):
+        if division.seconds(part) >= 0.0101 * ends[-1]:
+            assert GLYPHS[part][0] in bar, part
+
+
+def test_short_stalls_between_decodes_have_their_share_of_the_bar() -> None:
+    parts = np.tile([Part.DECODE, Part.STALLED], 500)
+    ends = np.cumsum(np.tile([0.93, 0.07], 500))
+    nothing = np.zeros(len(parts), dtype=np.int64)
+    division = Division(parts, np.append(0.0, ends[:-1]), ends, nothing, nothing)
+    bar = Explanation("a", "", division).bar
+    assert bar.count(GLYPHS[Part.STALLED][0]) == 5  # of 72 cells
+
+
 def test_old_run_directories_are_explained_as_far_as_they_go() -> None:
     told = explain(ten_steps(with_chunks=False), "a").paragraph
-    assert "2 of them took 80 ms longer" in told
+    assert "2 of them took 80.0 ms longer" in told
     assert "does not tell in which steps prompts were computed" in told
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from simserve.report.contents import figures_of, page_of
 from simserve.report.page import Cell, Page
 from simserve.report.run_page import run_page
 from simserve.report.sweep_figures import draw_pareto
+from simserve.report.sweep_page import TRADED
 from simserve.report.sweep_points import read_sweep
 from tests.report.chromium import CHROMIUM, Tab, tab
 from tests.report.test_run_plot import toy_run
@@ -110,6 +112,12 @@ def test_every_chart_is_drawn(directory: Path, look: str, browser: Tab, tmp_path
     )
     assert len(drawn) == page.read_text().count("<figure")
     assert min(drawn) >= 1
+    legends = browser.value(
+        "[...document.querySelectorAll('[data-legend]')].map("
+        "(legend) => [...legend.children].map((name) => name.textContent))"
+    )
+    names = [f"max_num_batched_tokens {budget}" for budget in ("512", "1,024", "2,048")]
+    assert legends == ([names] if directory.name == "grid" else [])
     assert browser.complaints == []
     assert browser.requests == [page.resolve().as_uri()]  # nothing but the page itself
     assert browser.value("document.documentElement.scrollWidth") <= width
@@ -206,6 +214,13 @@ def test_rejected_requests_are_counted_and_stand_last() -> None:
     assert rows == ["completed", *["rejected"] * 29]
 
 
+def test_means_over_repetitions_are_called_so() -> None:
+    toy = toy_run(3)
+    assert "repetitions" not in run_page({"toy": toy}).partition("Configuration")[0]
+    toy.summary_dict |= {"num_repetitions": 5}
+    assert "means over 5 repetitions; curves and requests are those of the" in run_page({"a": toy})
+
+
 def test_the_prefix_cache_is_told_by_prompts_first() -> None:
     toy = toy_run(3)
     toy.summary_dict |= {"total_cached_tokens": 50, "total_input_tokens": 200}
@@ -213,6 +228,34 @@ def test_the_prefix_cache_is_told_by_prompts_first() -> None:
     page = run_page({"toy": toy})
     assert "<b>25.0 %</b><span>of prompt tokens came from the prefix cache</span>" in page
     assert "prefix_cache_queries: 4,000 of 9,000 tokens; a request that waits is" in page
+
+
+def test_points_that_no_other_beats_are_numbered_and_told(sweep: Path) -> None:
+    page = page_of(sweep)
+    charts = json.loads(page.partition('id="charts">')[2].partition("</script>")[0])
+    by_title = {chart["title"]: chart.get("series") for chart in charts}
+    for less in ("p99_ttft_ms", "p99_itl_ms"):
+        front = by_title[f"Throughput against {less}"][-1]
+        assert front["numbers"] == [1, 2, 3, 4, 5]  # of more throughput for more latency each
+        assert front["text"][3] == "max_num_batched_tokens 512\nrate 4"
+    table = page.partition("which no other beats:")[2].partition("</table>")[0]
+    names = re.findall(r'<button type="button">([^<]+)<', table)
+    assert names == ["number", "max_num_batched_tokens", "rate", *TRADED]
+    rows = [re.findall(r'data-v="([^"]+)"', row) for row in table.split("<tr>")[2:]]
+    assert [row[:3] for row in rows[2:4]] == [["3", "2048", "2"], ["4", "512", "4"]]
+    assert len(rows) == 5
+
+
+def test_warnings_of_points_are_on_the_page(sweep: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(sweep, copy)
+    frame = pd.read_parquet(sweep / "summary.parquet")
+    said = ["not <measured>", *(f"outside {i}" for i in range(len(frame) - 1))]
+    frame.assign(warnings=said).to_parquet(copy / "summary.parquet")
+    page = page_of(copy)
+    assert '<p class="note">not &lt;measured&gt; (1 of 5 points)</p>' in page
+    assert '<p class="note">outside 2' not in page  # folded, and the failed point has none
+    assert "outside 2 (1 of 5 points)\noutside 3 (1 of 5 points)</pre>" in page
 
 
 def test_a_failed_point_is_named(sweep: Path) -> None:
@@ -255,6 +298,9 @@ def test_figures_of_nothing(tmp_path: Path) -> None:
 
 def test_what_is_neither_a_run_nor_a_sweep(tmp_path: Path, sweep: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"summary\.json"):
+        page_of(tmp_path)
+    (tmp_path / "sweep.yaml").touch()
+    with pytest.raises(RunDirectoryError, match=r"there is no summary\.parquet in it; `simserve"):
         page_of(tmp_path)
     (tmp_path / "sweep.yaml").write_text((sweep / "sweep.yaml").read_text())
     with pytest.raises(RunDirectoryError, match="no directory of a finished sweep"):

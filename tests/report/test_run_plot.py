@@ -177,6 +177,24 @@ def test_means_are_over_time_and_idle_time_is_zero() -> None:
     assert (low.tolist(), high.tolist()) == ([0.0, 0.0, 0.0], [2.0, 1.0, 1.0])
 
 
+def test_time_of_the_host_between_steps_is_not_idle() -> None:
+    """One request runs from 0 s to 5 s in three steps, one ends at 1 s, one never ran."""
+    result = toy_run(3)
+    result.steps_table = pa.table(
+        {
+            "start_s": [0.0, 2.0, 4.0, 9.0],
+            "end_s": [1.0, 3.0, 5.0, 9.5],
+            "num_running": [2, 1, 1, 1],
+        }
+    )
+    result.requests_table = pa.table(
+        {"scheduled_s": [0.0, 0.0, None, 9.0], "ended_s": [5.0, 1.0, 0.5, None]}
+    )
+    running = over_time(result, "num_running")
+    assert running.when_s.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 9.5]
+    assert running.values.tolist() == [2.0, 2.0, 1.0, 1.0, 1.0, 0.0, 1.0]
+
+
 def test_drafts_that_are_verified_are_decode_tokens() -> None:
     """The columns of the steps table go by batch shape; pictures go by what was computed."""
     result = toy_run(1)

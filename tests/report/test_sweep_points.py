@@ -9,10 +9,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from simserve.errors import RunDirectoryError, UnknownNameError
+from simserve.report import sweep_figures
+from simserve.report.contents import page_of
 from simserve.report.sweep_figures import draw_heatmap, draw_pareto, draw_percentiles
-from simserve.report.sweep_points import grid, lines, pareto_front, read_sweep
+from simserve.report.sweep_points import MAX_GRIDS, grid, grids, lines, pareto_front, read_sweep
 
 RATE = "workload.synthetic.arrival.rate"
 BUDGET = "scheduler.max_num_batched_tokens"
@@ -53,6 +56,44 @@ def test_a_grid_takes_means_and_keeps_holes() -> None:
     found = grid(frame, "x", "y", "v")
     assert (found.xs, found.ys, found.depth) == ([1, 2], [10, 20], 2)
     np.testing.assert_array_equal(found.cells, [[2.0, np.nan], [np.nan, 5.0]])
+
+
+def test_each_load_has_a_grid_of_its_own() -> None:
+    frame = table(**{RATE: [1, 1, 2, 2, 3], BUDGET: [64, 512, 64, 512, 64], LIMIT: [0, 8, 0, 8, 0]})
+    frame["v"] = [1.0, 2.0, 3.0, 4.0, np.nan]
+    found = grids(frame, BUDGET, LIMIT, "v", [RATE])
+    assert found.num_combinations == 2  # nothing is known of rate 3
+    assert list(found.grids) == ["rate 1", "rate 2"]
+    for name, (low, high) in (("rate 1", (1.0, 2.0)), ("rate 2", (3.0, 4.0))):
+        assert found.grids[name][:2] == ([64, 512], [0, 8])
+        np.testing.assert_array_equal(found.grids[name].cells, [[low, np.nan], [np.nan, high]])
+        assert found.grids[name].depth == 1
+
+
+def test_of_too_many_loads_the_first_and_the_last_have_a_grid() -> None:
+    frame = table(x=[1] * 20, y=[1] * 20, rate=list(range(20)), v=[1.0] * 20)
+    found = grids(frame, "x", "y", "v", ["rate"])
+    assert found.num_combinations == 20
+    assert len(found.grids) == MAX_GRIDS
+    assert list(found.grids)[:: MAX_GRIDS - 1] == ["rate 0", "rate 19"]
+
+
+def test_a_heatmap_says_what_its_panels_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = table(
+        x=[1, 2] * 9, y=[1] * 18, rate=[i // 2 for i in range(18)], v=[float(i) for i in range(18)]
+    )
+    drawn: list[Figure] = []
+    monkeypatch.setattr(sweep_figures, "png", lambda figure: drawn.append(figure) or b"")
+    draw_heatmap(frame, "x", "y", value="v")
+    draw_heatmap(frame[:6], "x", "y", value="v", by=["rate"])
+    draw_heatmap(frame, "x", "y", value="v", by=["rate"])
+    mean, three, eight = drawn
+    assert [axes.get_title(loc="left") for axes in mean.axes] == ["v, mean of up to 9 points"]
+    assert [axes.get_title(loc="left") for axes in three.axes] == ["rate 0", "rate 1", "rate 2"]
+    assert [text.get_text() for text in three.axes[1].texts] == ["2", "3"]
+    assert three.get_suptitle() == "v  (each panel has its own colours)"
+    assert eight.get_suptitle() == "v  (8 of 9; each panel has its own colours)"
+    assert [axes.axison for axes in eight.axes] == [True] * 8 + [False]
 
 
 def test_nobody_beats_the_front() -> None:
@@ -107,6 +148,22 @@ def test_what_a_scenario_sets_is_no_side_of_a_grid(tmp_path: Path) -> None:
     assert points.grid_keys is None
 
 
+def test_what_else_varies_is_no_mean_in_a_heatmap(tmp_path: Path) -> None:
+    columns = {RATE: [1] * 4 + [2] * 4, BUDGET: [64, 64, 512, 512] * 2, LIMIT: [0, 8] * 4}
+    frame = table(**columns, p99_ttft_ms=[float(i) for i in range(8)], p99_itl_ms=[np.nan] * 8)
+    frame["output_throughput"] = 100.0 - frame["p99_ttft_ms"]
+    points = read_sweep(sweep(tmp_path, frame, {"parameters": dict.fromkeys(columns)}))
+    assert points.grid_keys == (BUDGET, LIMIT)
+    assert points.panel_keys == (RATE,)
+    assert points.heatmaps == ("p99_ttft_ms", "output_throughput")
+    page = page_of(tmp_path)
+    assert "By workload.synthetic.arrival.rate; colours compare the cells of one chart." in page
+    assert page.count('"title":"p99_ttft_ms, rate ') == 2
+    assert "mean of up to" not in page
+    assert '"cells":[[0,2],[1,3]]' in page
+    assert '"cells":[[4,6],[5,7]]' in page
+
+
 def test_keys_that_end_alike_are_told_apart() -> None:
     keys = ["workload.prompt_len.value", "workload.output_len.value"]
     frame = table(x=[1, 2], **{keys[0]: [8, 16], keys[1]: [4, 2]})
@@ -126,6 +183,40 @@ def test_a_sweep_that_failed_altogether_is_an_error(tmp_path: Path) -> None:
     frame = table(**{RATE: [1, 2]}, status=["failed", "failed"])
     with pytest.raises(RunDirectoryError, match="all 2 points failed"):
         read_sweep(sweep(tmp_path, frame, {"parameters": {RATE: [1, 2]}}))
+
+
+def test_a_front_has_numbers_apart_from_each_other_and_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three points in one place, among more than have a number."""
+    more = [1.0, 1.001, 1.002, *range(2, 40)]
+    frame = table(
+        output_throughput=more,
+        p99_ttft_ms=[value * 2 for value in more],
+        scenario=[f"s{place}" for place in range(len(more))],
+        **{BUDGET: [1024 * place for place in range(len(more))]},
+    )
+    drawn: list[Figure] = []
+    monkeypatch.setattr(sweep_figures, "png", lambda figure: drawn.append(figure) or b"")
+    draw_pareto(frame.iloc[:20], by=["scenario", BUDGET])
+    draw_pareto(frame, by=["scenario", BUDGET])
+    draw_pareto(frame)
+    few, many, plain = drawn
+    texts = few.axes[0].texts
+    assert [text.get_text() for text in texts] == [str(number) for number in range(1, 21)]
+    few.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in texts]
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    (key,) = few.legends
+    assert key.get_title().get_text() == "scenario ·\nmax_num_batched_tokens"
+    assert [text.get_text() for text in key.texts][:2] == ["1:  s0 · 0", "2:  s1 · 1,024"]
+    assert [text.get_text() for text in many.legends[0].texts][:2] == [
+        "1:  s0 · 0",
+        "4:  s3 · 3,072",
+    ]
+    assert [text.get_text() for text in many.axes[0].texts][:2] == ["1", "4"]
+    assert not plain.legends
+    assert not plain.axes[0].texts
 
 
 def test_figures_take_arrow_tables_and_name_a_missing_column() -> None:

@@ -144,6 +144,34 @@ def test_two_equal_points_are_an_error() -> None:
     assert "two points are called" in problem({"type": "zip", "parameters": {SEQS: [4, 4]}})
 
 
+@pytest.mark.parametrize("name", ["summary.csv", "sweep.yaml"])
+def test_a_point_is_not_called_as_a_file_beside_it(name: str) -> None:
+    sweep = {"type": "scenarios", "scenarios": {name: {}, "other": {}}}
+    assert f"a point is called {name}" in problem(sweep)
+
+
+def test_overrides_reach_into_the_section() -> None:
+    sweep = {
+        "type": "scenarios",
+        "scenarios": {"a": {}, "b": {SEQS: 4}},
+        "parameters": {BUDGET: [64, 128]},
+    }
+    given = [f"sweep.parameters.{BUDGET}=[256]", f"sweep.scenarios.a.{SEQS}=2"]
+    given += ["sweep.scenarios.c={}", "sweep.timeout_s=5"]
+    found = points(sweep, given)
+    assert [point.settings for point in found] == [
+        {SEQS: 2, BUDGET: 256}, {SEQS: 4, BUDGET: 256}, {BUDGET: 256},
+    ]  # fmt: skip
+    assert load_sweep({**BASE, "sweep": sweep}, given).sweep.timeout_s == 5
+    same = {"type": "grid", "parameters": {SEQS: [4]}}
+    key = f"sweep.parameters.{SEQS}"
+    assert [p.settings for p in points(same, {key: [8, 16]})] == [{SEQS: 8}, {SEQS: 16}]
+    assert problem(same, [f"{key}=8"]) == f"-o {key}=8: {key}: must be a list, not 8"
+    told = problem(same, ["sweep.parameters.scheduler.max_num_seq=[8]"])
+    assert told.startswith("-o sweep.parameters.scheduler.max_num_seq=[8]: scheduler.max_num_seq:")
+    assert "did you mean" in told
+
+
 def test_an_override_of_what_varies_is_an_error() -> None:
     sweep = {"type": "grid", "parameters": {SEQS: [4, 8]}}
     assert "-o scheduler.max_num_seqs would change nothing" in problem(sweep, [f"{SEQS}=2"])

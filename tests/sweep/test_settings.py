@@ -52,9 +52,29 @@ def test_a_point_that_is_chosen_again_is_not_run_again(grid: Path, tmp_path: Pat
 
 
 @needs_optuna
-def test_an_objective_that_is_none(grid: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'p99_ttft_ms'"):
-        search_settings(grid, ["p99_tft_ms"], out=tmp_path / "out", num_trials=1)
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [("p99_tft_ms", "number .did you mean 'p99_ttft_ms'"), ("scheduler", "no such number$")],
+)
+def test_an_objective_that_is_none(
+    grid: Path, tmp_path: Path, objective: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        search_settings(grid, [objective], out=tmp_path / "out", num_trials=1)
+
+
+@needs_optuna
+def test_a_wrong_seed_is_said_to_be_so(grid: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seed: must be a whole number, not the text 'one'"):
+        search_settings(grid, OBJECTIVES, ["seed=one"], out=tmp_path / "out", num_trials=1)
+    assert not (tmp_path / "out").exists()
+
+
+@needs_optuna
+def test_real_runs_are_not_measured_side_by_side(grid: Path, tmp_path: Path) -> None:
+    real = ["executor={kind: real, device: cpu}"]
+    with pytest.raises(ConfigError, match="its points run one after another"):
+        search_settings(grid, OBJECTIVES, real, out=tmp_path / "out", num_trials=4, jobs=2)
 
 
 def test_it_chooses_from_a_grid(grid: Path, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@
   const shown = (value) => {
     if (value === null || value === undefined) return "–";
     if (typeof value !== "number") return String(value);
-    const digits = Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3);
-    return Number(digits).toLocaleString("en", { maximumFractionDigits: 9 });
+    if (Number.isInteger(value) || Math.abs(value) >= 100) return value.toLocaleString("en", { maximumFractionDigits: 0 });
+    const digits = value.toPrecision(3);
+    return digits.includes("e") ? Number(digits).toLocaleString("en", { maximumFractionDigits: 9 }) : digits;
   };
 
   // A place on an axis: all of its digits, or neighbours would read alike.
@@ -56,6 +57,17 @@
   const path = (points, way) => points.map(([x, y], i) => i === 0 ? `M${x} ${y}` : ways[way](x, y)).join("");
   const pixel = (v) => Math.round(v * 10) / 10;
 
+  // Below and to the right of points of a front, where nothing is; side by side where they are near.
+  const drawNumbers = (numbers, points) => {
+    const taken = [];
+    return numbers.map((number, i) => {
+      let [a, b] = [points[i][0] + 6, points[i][1] + 15];
+      while (taken.some(([c, d]) => Math.abs(a - c) < 18 && Math.abs(b - d) < 13)) a += 1;
+      taken.push([a, b]);
+      return `<text x="${a}" y="${b}">${number}</text>`;
+    }).join("");
+  };
+
   const drawSeries = (s, x, y, size) => {
     if (!s.x.length) return "";
     const colour = `var(--c${s.colour})`, step = ["step", "area", "shade"].includes(s.shape), way = step ? "step" : s.shape === "front" ? "front" : "line";
@@ -71,7 +83,7 @@
     if (s.low) svg += band(s.high, s.low, 0.22);
     if (s.shape !== "points") svg += `<path d="${path(line(s.y), way)}" fill="none" stroke="${colour}" stroke-width="1.8"${s.dash ? ' stroke-dasharray="6 4"' : ""}/>`;
     if (["points", "dots", "front"].includes(s.shape)) for (const [a, b] of line(s.y)) svg += `<circle cx="${a}" cy="${b}" r="${size}" fill="${colour}" fill-opacity="0.75"/>`;
-    return svg;
+    return svg + drawNumbers(s.numbers || [], line(s.y));
   };
 
   const drawXY = (chart, width) => {
@@ -182,6 +194,13 @@
     draw();
   };
   document.querySelectorAll("figure[data-chart]").forEach(mount);
+
+  // One legend for several charts: columns as wide as the longest name.
+  document.querySelectorAll("[data-legend]").forEach((place) => {
+    const chart = charts[Number(place.dataset.legend)];
+    place.innerHTML = legend(chart);
+    place.style.setProperty("--name", `${Math.max(...chart.series.map((s) => s.name.length))}ch`);
+  });
 
   // Tiles: no row with one tile left over, where another number of columns avoids it.
   document.querySelectorAll(".tiles").forEach((tiles) => new ResizeObserver(() => {

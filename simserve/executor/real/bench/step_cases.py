@@ -1,7 +1,8 @@
 """Shapes of a step in the grammar `[NAME=]PART{,PART}`, PART `[N*]Q[@K[~S]]`. Needs no torch.
 
 N requests (1) of Q new tokens each, after K tokens (0) that are computed already, of which the
-first S (0) are the same of all N, in the same blocks:
+first S (0) are the same of all N, in the same blocks, as far as S fills these. Equal parts that
+follow one another are one.
 
     64*1@2048          64 decodes, each at token number 2,048 (counted from 0)
     8192               one prompt of 8,192 tokens
