@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simserve.errors import counted
-from simserve.fidelity.validate.tolerances import LEAST_STEPS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,9 +109,9 @@ def _print_steps(validation: Validation, console: Console) -> None:
     console.print(table)
     for verdict in validation.step_verdicts:
         value, limit = _percent(verdict.value, sign=True), _percent(verdict.limit)
-        judged = f"limit {limit}: {'MISS' if verdict.missed else 'ok'}"
-        few = f"not judged: {counted(verdict.num_steps, 'step')} of at least {LEAST_STEPS}"
-        console.print(f"{verdict.name} {value}, {few if verdict.limit is None else judged}")
+        mark = "MISS" if verdict.missed else "ok"
+        steps = counted(verdict.num_steps, "step")
+        console.print(f"{verdict.name} {value}, limit {limit}: {mark} ({steps})")
 
 
 def _print_attribution(validation: Validation, console: Console) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from simserve.errors import ConfigError, did_you_mean
 
-__all__ = ["BLIND", "HOST_KNOWN", "LEAST_STEPS", "LIMITS", "parse_tolerances"]
+__all__ = ["BLIND", "HOST_KNOWN", "LIMITS", "parse_tolerances"]
 
 BLIND: Mapping[str, float] = {
     "ttft_p50": 0.08,
@@ -37,10 +37,6 @@ HOST_KNOWN: Mapping[str, float] = {
     "step_bias": 0.015,
 }
 """Limits where the speed of the log's host is known. The spread is none: it is the host's."""
-
-LEAST_STEPS = 10
-"""That step errors are judged on, unless a limit is given by hand: the hiccup of a single step of
-fewer would decide."""
 
 LIMITS = tuple(
     [f"{m}_{s}" for m in ("ttft", "itl", "tpot", "e2el") for s in ("mean", "p50", "p95", "p99")]

@@ -94,13 +94,12 @@ class StepVerdict:
     name: str
     value: float
     num_steps: int
-    limit: float | None
-    """None: not judged, as there are too few steps."""
+    limit: float
 
     @property
     def missed(self) -> bool:
         """Whether the value is beyond the limit."""
-        return self.limit is not None and abs(self.value) > self.limit
+        return abs(self.value) > self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

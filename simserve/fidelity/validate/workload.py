@@ -29,7 +29,7 @@ from simserve.fidelity.validate.step_errors import (
     errors_by_regime,
     price_log,
 )
-from simserve.fidelity.validate.tolerances import BLIND, HOST_KNOWN, LEAST_STEPS
+from simserve.fidelity.validate.tolerances import BLIND, HOST_KNOWN
 from simserve.fidelity.validate.validation import Cell, StepVerdict, Validation
 from simserve.metrics.recorder import RunData
 from simserve.protocols import CostModel
@@ -227,6 +227,7 @@ class _Judge:
 
     def steps(self, errors: Mapping[str, StepError]) -> tuple[StepVerdict, ...]:
         """Limits on step errors, as far as there are any."""
+        limits = {**self.limits, **self.given}
         found = {
             "step_mape_gpu": errors.get("GPU-bound"),
             "step_mape_host": errors.get("host-bound"),
@@ -237,13 +238,8 @@ class _Judge:
                 name,
                 error.bias if name == "step_bias" else error.mape,
                 error.num_steps,
-                self._step_limit(name, error.num_steps),
+                limits[name],
             )
             for name, error in found.items()
-            if error is not None and name in {**self.limits, **self.given}
+            if error is not None and name in limits
         )
-
-    def _step_limit(self, name: str, num_steps: int) -> float | None:
-        if name in self.given:
-            return self.given[name]
-        return self.limits[name] if num_steps >= LEAST_STEPS else None
