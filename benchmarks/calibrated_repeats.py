@@ -23,6 +23,8 @@ FILES = {
     "first": "calibrated_runs_h200.json",
     "second": "calibrated_runs_second_host_h200.json",
     "third": "calibrated_runs_third_host_h200.json",
+    "fourth": "calibrated_runs_fourth_host_h200.json",
+    "fifth": "calibrated_runs_fifth_host_h200.json",
 }
 OUT = RESULTS / "calibrated_repeats_h200.json"
 

@@ -268,7 +268,7 @@ TABLES: dict[str, tuple[str, Callable[[Report], Iterable[str]]]] = {
     "calibrated: runs": ("calibrated_runs_h200.json", calibrated_runs_table),
     "calibrated: other host": ("calibrated_runs_other_host_h200.json", calibrated_runs_table),
     "calibrated: repeats": ("calibrated_repeats_h200.json", calibrated_repeats_table),
-    "calibrated: faster": ("calibrated_runs_faster_gpu_h200.json", calibrated_runs_table),
+    "calibrated: slower": ("calibrated_runs_slower_gpu_h200.json", calibrated_runs_table),
     "calibrated: second": ("calibrated_runs_second_host_h200.json", calibrated_runs_table),
     "calibrated: second known": ("calibrated_runs_second_host_h200.json", calibrated_host_table),
     "calibrated: host known": ("calibrated_runs_h200.json", calibrated_host_table),

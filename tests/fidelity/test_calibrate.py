@@ -385,10 +385,18 @@ def test_the_picture_holds_every_step(known: tuple[ProfileFile, Calibration]) ->
 def test_the_profile_that_ships_is_what_its_steps_give() -> None:
     name = "h200-llama-3.1-8b-simserve"
     steps = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.steps.json.gz"
-    found, shipped = fit_calibration(read_calibration(steps), name), load_profile(name)
-    assert found.coefficients == pytest.approx(shipped.coefficients, rel=1e-3, abs=1e-9)
-    assert found.size_factors == pytest.approx(shipped.size_factors, abs=0.002)
-    assert found.decode_size_factors == pytest.approx(shipped.decode_size_factors, abs=0.002)
+    calibration = read_calibration(steps)
+    found, shipped = fit_calibration(calibration, name), load_profile(name)
+    for group in GROUPS:
+        # Coefficients that few steps tell come out otherwise on another kind of processor.
+        prices, of_shipped = (predicted_s(calibration, one, group)[1] for one in (found, shipped))
+        ratio = prices / of_shipped
+        assert np.abs(ratio - 1.0).mean() < 0.003
+        assert np.abs(ratio - 1.0).max() < 0.03
+        assert prices.sum() == pytest.approx(of_shipped.sum(), rel=0.001)
+    assert (found.domain, found.graphs) == (shipped.domain, shipped.graphs)
+    assert [log.sha256 for log in found.held_out] == [log.sha256 for log in shipped.held_out]
+    assert found.fitted[1].sha256 == shipped.fitted[1].sha256
     assert found.attention_plan == shipped.attention_plan == AttentionPlan(**PLAN)
     assert shipped.errors["blind"]["all"].mape < 0.04
 
