@@ -22,7 +22,7 @@ def interrupted_once() -> Iterator[None]:
         nonlocal is_over
         is_over = True
         for other in heard:
-            signal.signal(other, signal.SIG_IGN)
+            signal.signal(other, _unheard)
         raise KeyboardInterrupt
 
     for number in heard:
@@ -30,6 +30,10 @@ def interrupted_once() -> Iterator[None]:
     try:
         yield
     finally:
-        if not is_over:
-            for number, action in heard.items():
-                signal.signal(number, action)
+        for number, action in heard.items():
+            signal.signal(number, signal.SIG_IGN if is_over else action)
+
+
+def _unheard(number: int, frame: FrameType | None) -> None:
+    """Of a signal that came with the first one, Python would say that it was not handled in time if
+    it were ignored by then."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -65,8 +65,11 @@ RealGpuOption = Annotated[
     ),
 ]
 _MAX_ROWS = 40
+_MAX_WARNINGS = 3
 _MAX_SETTINGS = 4
 """Columns of them that leave room for numbers on 80 characters."""
+_NAME_WIDTH = 30
+"""Characters of a point's name that leave such room."""
 
 
 def sweep(
@@ -118,6 +121,7 @@ def sweep(
         )
     if not quiet:
         _print_result(result, loaded.sweep)
+        _warn(result)
     if result.num_failed:
         typer.echo(f"{result.num_failed} of {len(points)} points failed", err=True)
         raise typer.Exit(1)
@@ -180,12 +184,30 @@ def _print_result(result: SweepResult, sweep: Sweep) -> None:
         justify: Literal["left", "right"] = "right" if is_number else "left"
         table.add_column(heading(name), justify=justify, overflow="fold")
     for name in SHOWN.values():
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name.replace(" (", "\n("), justify="right", overflow="fold")
     for row in result.rows[:_MAX_ROWS]:
         cells = ["failed"] if row["status"] == "failed" else shown_cells(row)
-        table.add_row(*("–" if row[key] is None else str(row[key]) for key in swept), *cells)
+        table.add_row(*(_setting(row, key) for key in swept), *cells)
     console.print(table)
     if len(result.rows) > _MAX_ROWS:
         console.print(f"and {len(result.rows) - _MAX_ROWS} more", highlight=False)
     path = result.directory / "summary.csv"
     console.print(f"summary: {path}", highlight=False, soft_wrap=True)
+
+
+def _setting(row: Mapping[str, Any], key: str) -> str:
+    from simserve.cli.sweep_progress import heading
+
+    text = "–" if row[key] is None else str(row[key])
+    return heading(text, _NAME_WIDTH) if key == "point" else text
+
+
+def _warn(result: SweepResult) -> None:
+    """What came up in points, and in how many."""
+    from simserve.report.outcomes import points_warnings
+
+    said = points_warnings([row for row in result.rows if row["status"] != "failed"])
+    for text in said[:_MAX_WARNINGS]:
+        typer.echo(f"warning: {text}", err=True)
+    if len(said) > _MAX_WARNINGS:
+        typer.echo(f"and {len(said) - _MAX_WARNINGS} more: see the column `warnings`", err=True)

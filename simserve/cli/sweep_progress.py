@@ -94,7 +94,7 @@ class SweepProgress:
         )
 
 
-def heading(key: str) -> str:
+def heading(key: str, width: int = _HEADING_WIDTH) -> str:
     """A key over a column, in lines that end where it may be divided.
 
     >>> heading("max_num_batched_tokens").split()
@@ -102,7 +102,7 @@ def heading(key: str) -> str:
     """
     lines = [""]
     for part in re.findall(r"[^_.]*[_.]?", key):
-        if len(lines[-1] + part) > _HEADING_WIDTH:
+        if len(lines[-1] + part) > width:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)

@@ -9,7 +9,7 @@ of steps there.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
@@ -178,7 +178,7 @@ class Engine:
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting
         free = [self._kv.num_free_blocks]
         evicted = [self._kv.evicted_cached_blocks - before]
-        gauges = self._gauged.gauges() if self._gauged is not None else {}
+        gauges = self._gauges()
         passed = 1
         if not plan.request_ids:
             run, result = StepRun(plan), nothing_run(start_s)
@@ -216,6 +216,10 @@ class Engine:
         self._close_step(plan, output)
         if not plan.request_ids and not plan.preempted_ids and not self.status:
             yield from self._wait_for_message("deadlock")
+
+    def _gauges(self) -> Mapping[str, int]:
+        """What the KV manager reports of itself now."""
+        return self._gauged.gauges() if self._gauged is not None else {}
 
     def _num_equal_steps(self, plan: StepPlan) -> int:
         """For how many steps, `plan` included, nothing changes but an arrival could change it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 from operator import sub
@@ -35,6 +35,7 @@ class _InFlight(NamedTuple):
     num_free_blocks: list[int]
     num_evicted_blocks: list[int]
     """After and in the schedule() of each step; of a run that is not passed over yet, the first."""
+    gauges: Mapping[str, int]
 
     @property
     def end_s(self) -> float:
@@ -103,6 +104,7 @@ class AsyncEngine(Engine):
             self._scheduler.num_waiting,
             [self._kv.num_free_blocks],
             [self._kv.evicted_cached_blocks - before],
+            self._gauges(),
         )
         self._worker_free_at_s = step.end_s
         self._in_flight.append(step)
@@ -166,6 +168,7 @@ class AsyncEngine(Engine):
                 steps.num_waiting,
                 steps.num_free_blocks,
                 steps.num_evicted_blocks,
+                steps.gauges,
             )
         )
         self._close_step(plan, output)

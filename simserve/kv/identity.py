@@ -216,12 +216,13 @@ class IdentityTrie:
 
     def _runs(self, request: TraceRequest) -> tuple[list[Hashable], list[int]]:
         """Contents and lengths of a request's runs; a partial last block has no identity."""
-        parts, items = request.prompt + request.output_parts, request.mm_items
+        parts = request.prompt + request.output_parts
+        items = sorted(request.mm_items, key=lambda item: item.offset)
         if not items:
             return self._plain_runs(parts, sys.maxsize)
-        plain = min(item.offset for item in items) // self._block_size
+        plain = items[0].offset // self._block_size
         contents, lengths = self._plain_runs(parts, plain)
-        contents += self._item_contents(parts, plain, items)
+        contents += self._item_contents(parts, plain, request.prompt_len, items)
         return contents, lengths + [1] * (len(contents) - len(lengths))
 
     def _plain_runs(self, parts: Segments, left: int) -> tuple[list[Hashable], list[int]]:
@@ -263,17 +264,24 @@ class IdentityTrie:
         return contents, lengths
 
     def _item_contents(
-        self, parts: Segments, first: int, items: tuple[MmItem, ...]
+        self, parts: Segments, first: int, prompt_len: int, items: Sequence[MmItem]
     ) -> Iterator[Hashable]:
-        """Those of blocks from block `first` on: the items that a block touches belong to it."""
+        """Those of blocks from block `first` on: the items that a block touches belong to it.
+
+        As the engine has it, a block behind the first one that the prompt does not fill is only
+        asked for the last item, which then also counts if it ends where the block starts.
+        """
         size = self._block_size
         for number, block in enumerate(islice(split_blocks(parts, size), first, None), first):
             start = number * size
-            # As the engine has it: an item also counts for a block that starts at its very end.
+            end = start + size
+            asked, behind = items, start + 1
+            if start and end > prompt_len:
+                asked, behind = items[-1:], start
             touching = tuple(
                 item.identifier
-                for item in items
-                if item.offset < start + size and item.offset + item.length >= start
+                for item in asked
+                if item.offset < end and item.offset + item.length >= behind
             )
             yield touching, _content([_piece(*piece) for piece in block])
 

@@ -22,6 +22,7 @@ from simserve.report.style import (
     styled,
 )
 from simserve.report.sweep_points import (
+    Floats,
     Grid,
     Line,
     Table,
@@ -30,8 +31,11 @@ from simserve.report.sweep_points import (
     grids,
     lines,
     pareto_front,
+    shares_between,
     short_names,
+    spreads_by_factors,
     value_text,
+    with_unit,
 )
 
 if TYPE_CHECKING:
@@ -42,8 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["draw_heatmap", "draw_pareto", "draw_percentiles"]
 
 PERCENTILES = ("p50", "p95", "p99")
-MAX_TICKS = 10
-"""Values on the x axis that each get a tick of their own."""
+DIGIT = 0.0235
+"""Share of the x axis of a panel of percentiles that a digit below it takes."""
 MAX_COLUMNS = 3
 """Panels of heatmaps side by side."""
 MAX_NUMBERS = 20
@@ -63,7 +67,7 @@ def draw_percentiles(
     columns in `by` they are the p99 of each combination of their values.
 
     Raises:
-        UnknownNameError: the table lacks a column.
+        UnknownNameError: the table lacks a column, or x does not hold numbers.
     """
     from matplotlib.figure import Figure
 
@@ -76,7 +80,8 @@ def draw_percentiles(
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         which = "" if len(every) == 1 else ", p99"
         for axes, metric in zip(panels, metrics, strict=True):
-            dress(axes, LATENCIES.get(metric, metric.upper()) + which, x, "ms")
+            title = LATENCIES.get(metric, metric.upper()) + which
+            dress(axes, title, with_unit(x), "ms")
             _draw_lines(axes, every, metric)
         if len(every) > 1:
             legend_of_all(figure)
@@ -107,12 +112,23 @@ def _draw_lines(axes: Axes, every: Sequence[Line], metric: str) -> None:
     if wide:
         log_ticks(axes, "y", sparse=sparse)
     else:
+        axes.update_datalim([(0.0, 0.0)], updatex=False)  # room above is a share of all from 0
         axes.set_ylim(bottom=0.0)
-    places = np.unique(np.concatenate([line.x for line in every]))
-    if len(places) <= MAX_TICKS:
-        axes.set_xticks(places, [numeral(place) for place in places])
+    _set_places(axes, np.unique(np.concatenate([line.x for line in every])))
     if len(every) == 1:
         legend_below_title(axes)
+
+
+def _set_places(axes: Axes, places: Floats) -> None:
+    """The x axis: ticks where points are, if all have room."""
+    by_factors = spreads_by_factors(places)
+    if by_factors:
+        log_ticks(axes, "x", sparse=is_wide([places])[1])
+    labels = [numeral(place) for place in places]
+    widths = np.array([DIGIT * (len(label) + 0.5) for label in labels])
+    gaps = shares_between(np.log(places) if by_factors else places)
+    if (gaps > (widths[1:] + widths[:-1]) / 2).all():
+        axes.set_xticks(places, labels)
 
 
 def draw_heatmap(
@@ -145,13 +161,14 @@ def draw_heatmap(
         panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
         for axes, (name, one) in zip(panels, found.items(), strict=False):
             mean = "" if one.depth <= 1 else f", mean of up to {one.depth} points"
-            dress(axes, (name or value) + mean, names[x], names[y])
+            title = (name or with_unit(value)) + mean
+            dress(axes, title, with_unit(names[x]), with_unit(names[y]))
             _draw_grid(axes, one)
         for axes in panels[len(found) :]:
             axes.set_axis_off()
         if by:
             some = "" if len(found) == num_combinations else f"{len(found)} of {num_combinations}; "
-            title = f"{value}  ({some}each panel has its own colours)"
+            title = f"{with_unit(value)}  ({some}each panel has its own colours)"
             figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         return png(figure)
 
@@ -162,8 +179,8 @@ def _draw_grid(axes: Axes, one: Grid) -> None:
     low, high = colour_range(one.cells)
     colours: dict[str, Any] = {"cmap": "Blues", "vmin": low, "vmax": high}
     axes.imshow(one.cells, aspect="auto", origin="lower", **colours)
-    axes.set_xticks(range(len(one.xs)), [numeral(v) for v in one.xs])
-    axes.set_yticks(range(len(one.ys)), [numeral(v) for v in one.ys])
+    axes.set_xticks(range(len(one.xs)), [value_text(v) for v in one.xs])
+    axes.set_yticks(range(len(one.ys)), [value_text(v) for v in one.ys])
     axes.tick_params(length=0)
     for (row, place), number in np.ndenumerate(one.cells):
         if not np.isnan(number):
@@ -193,7 +210,7 @@ def draw_pareto(
     with styled():
         figure = Figure(figsize=(10.5 if by else 8, 5.2), dpi=100, layout="constrained")
         axes = figure.subplots()
-        dress(axes, f"{more} against {less}", more, less)
+        dress(axes, f"{less} against {more}", with_unit(more), with_unit(less))
         if len(front) < len(a):
             axes.plot(a, b, "o", color="#999999", markersize=5, label="points")
         where: dict[str, Any] = {

@@ -9,6 +9,7 @@ import numpy as np
 
 from simserve.errors import counted
 from simserve.report.curves import LATENCIES, is_wide
+from simserve.report.outcomes import points_warnings
 from simserve.report.page import Chart, Page, plain
 from simserve.report.sweep_points import (
     Grid,
@@ -20,6 +21,8 @@ from simserve.report.sweep_points import (
     pareto_front,
     setting,
     short_names,
+    spreads_by_factors,
+    with_unit,
 )
 
 if TYPE_CHECKING:
@@ -32,10 +35,9 @@ GAIN, TRADE_OFFS = "output_throughput", ("p99_ttft_ms", "p99_itl_ms")
 TRADED = (GAIN, *TRADE_OFFS)
 MAX_WARNINGS = 3
 """That stand at the beginning."""
-MAX_TICKS = 8
-"""Values on the x axis that each get a tick of their own."""
 SHOWN = (
     "completed",
+    "rejected",
     "request_throughput",
     "request_goodput",
     "output_throughput",
@@ -48,7 +50,7 @@ SHOWN = (
     "total_cached_tokens",
     "max_kv_cache_usage",
 )
-"""Columns of the table of points, after what was swept."""
+"""Columns of the table of points, after what was swept; `rejected` if any was."""
 
 
 def sweep_page(points: SweepPoints) -> str:
@@ -60,7 +62,7 @@ def sweep_page(points: SweepPoints) -> str:
         message = failed["failure"] if "failure" in failed else failed["status"]
         rows = [[str(a), str(b)] for a, b in zip(failed["point"], message, strict=True)]
         page.table(["point that failed", "why"], rows)
-    said = _warnings(frame)
+    said = points_warnings(frame.to_dict("records"))
     for text in said[:MAX_WARNINGS]:
         page.text(text, "note")
     if points.load_key is not None:
@@ -82,14 +84,6 @@ def sweep_page(points: SweepPoints) -> str:
     return page.render()
 
 
-def _warnings(frame: pd.DataFrame) -> list[str]:
-    """What came up in points, and in how many of them."""
-    if "warnings" not in frame:
-        return []
-    counts = frame["warnings"].value_counts(sort=False)
-    return [f"{text} ({count} of {counted(len(frame), 'point')})" for text, count in counts.items()]
-
-
 def _subtitle(points: SweepPoints) -> str:
     frame = points.frame
     same = [
@@ -97,14 +91,15 @@ def _subtitle(points: SweepPoints) -> str:
         for key in ("model_id", "gpu", "decisions", "timing")
         if key in frame and frame[key].nunique(dropna=False) == 1 and frame[key].notna().all()
     ]
-    return " · ".join([f"{len(frame)} points over {', '.join(points.keys)}", *same])
+    over = f" over {', '.join(points.keys)}" if points.keys else ""
+    return " · ".join([counted(len(frame), "point") + over, *same])
 
 
 def _percentile_charts(points: SweepPoints, x: str) -> list[Chart]:
     by = [key for key in points.free if key != x]
     every = list(lines(points.frame, x, by))
     places = np.unique(np.concatenate([line.x for line in every]))
-    ticks = {"ticks": plain(places)} if len(places) <= MAX_TICKS else {}
+    axis = {"ticks": plain(places), "log": spreads_by_factors(places)}
     if len(every) == 1:
         named = [(percentile, every[0], percentile) for percentile in PERCENTILES]
     else:
@@ -114,7 +109,7 @@ def _percentile_charts(points: SweepPoints, x: str) -> list[Chart]:
         {
             "title": title + which,
             "hover": "points",
-            "x": {"label": x, "pad": True, **ticks},
+            "x": {"label": with_unit(x), "pad": True, **axis},
             "y": {"label": f"{metric.upper()} (ms)", "zero": True, **_scale(named, metric)},
             "series": [
                 _line(points, line, f"{percentile}_{metric}_ms", name, place)
@@ -174,10 +169,10 @@ def _heatmap(one: Grid, x: str, y: str, value: str, name: str) -> Chart:
     shades = (cells - low) / (high - low) if high > low else np.zeros_like(cells)
     mean = "" if depth <= 1 else f", mean of up to {depth} points"
     return {
-        "title": ", ".join(filter(None, (value, name))) + mean,
+        "title": ", ".join(filter(None, (with_unit(value), name))) + mean,
         "value": value,
-        "x": {"label": short_names([x, y])[x], "values": xs},
-        "y": {"label": short_names([x, y])[y], "values": ys},
+        "x": {"label": with_unit(short_names([x, y])[x]), "values": xs},
+        "y": {"label": with_unit(short_names([x, y])[y]), "values": ys},
         "cells": [plain(row) for row in cells],
         "shades": [plain(row) for row in shades],
     }
@@ -218,7 +213,7 @@ def _pareto(points: SweepPoints, less: str, numbers: Mapping[int, int]) -> Chart
     if len(front):
         series[-1]["numbers"] = [numbers[row] for row in front.index.tolist()]
     return {
-        "title": f"Throughput against {less}",
+        "title": f"{less} against throughput",
         "hover": "points",
         "x": {"label": "output tokens/s", "pad": True},
         "y": {"label": less, "pad": True, "log": is_wide([_numbers(known, less)])[0]},
@@ -231,7 +226,8 @@ def _table(
 ) -> tuple[list[str], list[list[object]]]:
     """Settings and numbers of points: of those in `numbers`, after these, or of all."""
     frame = points.frame if numbers is None else points.frame.loc[list(numbers)]
-    columns = [*points.keys, *(key for key in shown if key in frame and frame[key].notna().any())]
+    known = [key for key in shown if key in frame and frame[key].notna().any()]
+    columns = [*points.keys, *(key for key in known if key != "rejected" or frame[key].any())]
     rows = [[_plain(value) for value in row] for row in frame[columns].itertuples(index=False)]
     header = list(short_names(columns).values())
     if numbers is None:

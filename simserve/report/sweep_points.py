@@ -35,8 +35,11 @@ __all__ = [
     "pareto_front",
     "read_sweep",
     "setting",
+    "shares_between",
     "short_names",
+    "spreads_by_factors",
     "value_text",
+    "with_unit",
 ]
 
 Table: TypeAlias = "pd.DataFrame | pa.Table"
@@ -44,6 +47,19 @@ Floats = NDArray[np.float64]
 
 _LEAST_RANGE = 0.05
 """Of colours, over the largest value."""
+_CROWDED = 0.15
+"""Share of an x axis that a number below it takes."""
+_UNITS = {
+    "rate": "requests/s",
+    "offered_request_rate": "requests/s",
+    "request_throughput": "requests/s",
+    "request_goodput": "requests/s",
+    "output_throughput": "tokens/s",
+    "output_goodput": "tokens/s",
+    "total_token_throughput": "tokens/s",
+    "total_token_goodput": "tokens/s",
+}
+"""Of numbers whose names do not end in one, by the last parts of their keys."""
 
 MAX_LINES = 6
 MAX_GRIDS = 8
@@ -200,17 +216,24 @@ def lines(table: Table, x: str, by: Sequence[str] = ()) -> Iterator[Line]:
     """One line for each combination of values of `by`, as far as they can be told apart.
 
     Raises:
-        UnknownNameError: a column is missing.
+        UnknownNameError: a column is missing, or x holds something else than numbers.
     """
     frame = as_frame(table, [x, *by])
+    if not is_numeric(frame, x):
+        raise UnknownNameError(f"the column '{x}' does not hold numbers: name it in `by`")
     frame = frame[frame[x].notna()]
-    groups = list(frame.groupby(list(by), dropna=False)) if by else [((), frame)]
+    groups = _groups(frame, by) if by else [((), frame)]
     if len(groups) > MAX_LINES:
         groups = [((), frame)]
     for values, rows in groups:
         ordered = rows.sort_values(x, kind="stable")
         name = _settings(by, values, [x, *by])
         yield Line(name, ordered[x].to_numpy(dtype=np.float64), ordered)
+
+
+def _groups(frame: pd.DataFrame, by: Sequence[str]) -> list[tuple[Any, pd.DataFrame]]:
+    """Rows by values of `by`, sorted; scenarios are in the order of the file, a baseline first."""
+    return list(frame.groupby(list(by), dropna=False, sort="scenario" not in by))
 
 
 def _settings(keys: Sequence[str], values: Sequence[object], among: Sequence[str]) -> str:
@@ -234,6 +257,37 @@ def _short(path: list[str], paths: list[list[str]]) -> str:
         if sum(one[-count:] == path[-count:] for one in paths) == 1:
             return ".".join(path[-count:])
     return ".".join(path)
+
+
+def with_unit(key: str) -> str:
+    """A key as an axis or a title has it.
+
+    >>> with_unit("output_throughput"), with_unit("arrival.rate"), with_unit("p99_itl_ms")
+    ('output_throughput (tokens/s)', 'arrival.rate (requests/s)', 'p99_itl_ms')
+    """
+    unit = _UNITS.get(key.rpartition(".")[2])
+    return key if unit is None else f"{key} ({unit})"
+
+
+def spreads_by_factors(places: Floats) -> bool:
+    """Whether a logarithmic axis keeps sorted places apart that crowd on a linear one.
+
+    >>> [spreads_by_factors(np.array(p)) for p in ([128.0, 256.0, 8192.0], [2.0, 4.0, 6.0])]
+    [True, False]
+    """
+    if len(places) < 3 or places[0] <= 0:
+        return False
+    near, by_factors = shares_between(places).min(), shares_between(np.log(places)).min()
+    return bool(near < _CROWDED and near < by_factors)
+
+
+def shares_between(places: Floats) -> Floats:
+    """Gaps between sorted places, as shares of their span.
+
+    >>> shares_between(np.array([0.0, 3.0, 4.0])).tolist()
+    [0.75, 0.25]
+    """
+    return np.diff(places) / (places[-1:] - places[:1])
 
 
 def setting(name: str, value: object) -> str:
@@ -278,7 +332,7 @@ def grids(table: Table, x: str, y: str, value: str, by: Sequence[str] = ()) -> G
     whole = _grid(frame, x, y, value)
     if not by:
         return Grids({"": whole}, 1)
-    groups = list(frame[frame[value].notna()].groupby(list(by), dropna=False))
+    groups = _groups(frame[frame[value].notna()], by)
     few = min(len(groups), MAX_GRIDS)
     chosen = [groups[round(i)] for i in np.linspace(0, len(groups) - 1, few)]
     found = {

@@ -37,7 +37,9 @@ def plot_trace(columns: TraceColumns, path: Path, title: str = "") -> None:
         _draw_cdf(axes[0, 1], columns)
         _draw_arrivals(axes[1, 0], columns, stats.rate_rps)
         _draw_tokens(axes[1, 1], columns, stats.prefix_hit_share)
-        headline = f"{title}: {stats.num_requests:,} requests over {stats.span_s:,.1f} s"
+        last_s = float(columns.arrival_s[-1] - columns.arrival_s[0])
+        waits = " or later" if columns.waits.any() else ""
+        headline = f"{title}: {stats.num_requests:,} requests over {last_s:,.1f} s{waits}"
         figure.suptitle(headline, x=0.01, ha="left", fontsize=15)
         picture = png(figure)
     try:
@@ -47,13 +49,17 @@ def plot_trace(columns: TraceColumns, path: Path, title: str = "") -> None:
 
 
 def _draw_histogram(axis: Axes, columns: TraceColumns) -> None:
-    longest = max(int(columns.prompt_len.max()), int(columns.output_len.max()))
-    edges = np.geomspace(1, longest + 1, 41)
+    every = _every_length(columns)
+    low, high = int(every.min()), int(every.max()) + 1
+    if is_wide([every])[0]:
+        edges = np.geomspace(low, high, 41)
+    else:
+        edges = np.linspace(low, high, min(41, high - low + 1))
     lengths = (("prompt", columns.prompt_len, _PROMPT), ("output", columns.output_len, _OUTPUT))
     for label, values, colour in lengths:
         axis.hist(values, bins=edges.tolist(), alpha=0.6, color=colour, label=label)
-    log_ticks(axis, "x", sparse=longest > 500)
-    axis.set(xlabel="length (tokens)", ylabel="requests", title="Lengths")
+    _set_length_axis(axis, every)
+    axis.set(ylabel="requests", title="Lengths")
     axis.legend()
 
 
@@ -61,43 +67,52 @@ def _draw_cdf(axis: Axes, columns: TraceColumns) -> None:
     lengths = (("prompt", columns.prompt_len, _PROMPT), ("output", columns.output_len, _OUTPUT))
     for label, values, colour in lengths:
         axis.ecdf(values, color=colour, label=label)
-    log_ticks(axis, "x", sparse=is_wide([columns.prompt_len, columns.output_len])[1])
-    axis.set(
-        xlabel="length (tokens)",
-        ylabel="share of requests",
-        title="Lengths, cumulative",
-        ylim=(0, 1.02),
-    )
+    _set_length_axis(axis, _every_length(columns))
+    axis.set(ylabel="share of requests", title="Lengths, cumulative", ylim=(0, 1.02))
     axis.legend(loc="best")
+
+
+def _every_length(columns: TraceColumns) -> NDArray[np.int64]:
+    return np.concatenate((columns.prompt_len, columns.output_len))
+
+
+def _set_length_axis(axis: Axes, every: NDArray[np.int64]) -> None:
+    wide, sparse = is_wide([every])
+    if wide:
+        log_ticks(axis, "x", sparse=sparse)
+    axis.set_xlabel("length (tokens)")
 
 
 def _draw_arrivals(axis: Axes, columns: TraceColumns, rate_rps: float | None) -> None:
     edges_s = _time_edges(columns)
     width_s = float(edges_s[1] - edges_s[0])
-    rates = np.histogram(columns.arrival_s, edges_s)[0] / width_s
+    rates = np.histogram(columns.arrival_s[~columns.waits], edges_s)[0] / width_s
     axis.stairs(rates, edges_s, fill=True, alpha=0.6, color=_PROMPT)
     if rate_rps is not None:
         label = f"mean: {rate_rps:.3g}/s"
         axis.axhline(rate_rps, color="0.3", linestyle="--", linewidth=1, label=label)
         axis.legend(loc="upper right")
-    axis.set(ylabel="requests per second", title=f"Arrivals ({width_s:.3g} s bins)")
+    which = ", without turns that wait" if columns.waits.any() else ""
+    axis.set(ylabel="requests per second", title=f"Arrivals{which} ({width_s:.3g} s bins)")
     _set_limits(axis, edges_s, float(rates.max()))
 
 
 def _draw_tokens(axis: Axes, columns: TraceColumns, prefix_hit_share: float) -> None:
     edges_s = _time_edges(columns)
     width_s = float(edges_s[1] - edges_s[0])
-    block = f"{columns.block_size}-token blocks"
+    seen = f"of it, seen before ({columns.block_size}-token blocks): {100 * prefix_hit_share:.1f} %"
     layers = (
         ("prompt", columns.prompt_len, _PROMPT, 0.6),
-        (f"of it, seen before ({block}): {prefix_hit_share:.1%}", columns.hit_len, _HIT, 0.9),
+        (seen, columns.hit_len, _HIT, 0.9),
     )
     highest = 0.0
     for label, values, colour, alpha in layers:
         rates = np.histogram(columns.arrival_s, edges_s, weights=values)[0] / width_s
         axis.stairs(rates, edges_s, fill=True, alpha=alpha, color=colour, label=label)
         highest = max(highest, float(rates.max()))
-    axis.set(ylabel="prompt tokens per second", title="Prompt tokens and the prefix-hit bound")
+    when = ", at the earliest" if columns.waits.any() else ""
+    title = f"Prompt tokens and the prefix-hit bound{when}"
+    axis.set(ylabel="prompt tokens per second", title=title)
     axis.legend(loc="upper right")
     _set_limits(axis, edges_s, highest)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from simserve.config.loader import ConfigSource
 from simserve.config.overrides import Overrides
 from simserve.config.sweep_loader import LoadedSweep, Point, load_points, load_sweep
-from simserve.errors import ConfigError, Problem
+from simserve.errors import ConfigError
 from simserve.sweep.directory import SweepDirectory
 from simserve.sweep.process import ProcessBackend
 from simserve.sweep.summary import write_summary
@@ -187,8 +187,9 @@ def _check_torch(points: Sequence[Point]) -> None:
     configs = [one.loaded.config for one in points if one.loaded]
     is_real = bool(configs) and all(one.executor.kind == "real" for one in configs)
     if is_real and find_spec("torch") is None:
-        message = "real needs torch, which is not installed: pip install 'simserve[gpu]'"
-        raise ConfigError([Problem(path="executor.kind", message=message)])
+        raise ConfigError(
+            "executor.kind: real needs torch, which is not installed: pip install 'simserve[gpu]'"
+        )
 
 
 def checked_jobs(points: Sequence[Point], jobs: int | None, backend: str) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -149,10 +148,10 @@ class Sessions:
                     f"request '{turn.request_id}': parent: '{turn.parent}' is not earlier in the "
                     f"session of '{root.request_id}'"
                 )
-            if not (math.isfinite(turn.think_time_s) and turn.think_time_s >= 0):
+            if not 0.0 <= turn.think_time_s <= _LATEST_S:
                 raise TraceError(
-                    f"request '{turn.request_id}': think_time_s: must be finite and at least 0, "
-                    f"got {turn.think_time_s}"
+                    f"{self._place_of(turn.request_id)}request '{turn.request_id}': think_time_s: "
+                    f"must be from 0 to {_LATEST_S:g} seconds, got {turn.think_time_s:g}"
                 )
             earlier.add(turn.request_id)
             self._waiting.setdefault(turn.parent, []).append((place, turn))

@@ -33,7 +33,10 @@ class LengthStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceStats:
-    """The figures of `simserve trace inspect`. None: not defined for so few requests."""
+    """The figures of `simserve trace inspect`. None: not defined for so few requests.
+
+    Those of arrivals are of the requests that wait for no other: only theirs are known beforehand.
+    """
 
     num_requests: int
     span_s: float
@@ -58,6 +61,8 @@ class TraceColumns:
     """The numbers of a trace, one entry a request, in arrival order."""
 
     arrival_s: NDArray[np.float64]
+    waits: NDArray[np.bool_]
+    """Whether it waits for the end of another one."""
     prompt_len: NDArray[np.int64]
     output_len: NDArray[np.int64]
     hit_len: NDArray[np.int64]
@@ -68,14 +73,15 @@ class TraceColumns:
         """The figures. Raises ValueError if there are no requests."""
         if not len(self.arrival_s):
             raise ValueError("no requests")
-        gaps_s = np.diff(self.arrival_s)
+        arrival_s = self.arrival_s[~self.waits]
+        gaps_s = np.diff(arrival_s)
         span_s = float(gaps_s.sum())
         return TraceStats(
             num_requests=len(self.arrival_s),
             span_s=span_s,
             rate_rps=len(gaps_s) / span_s if span_s else None,
             gap_cv=float(gaps_s.std() / gaps_s.mean()) if span_s else None,
-            iod=_index_of_dispersion(self.arrival_s),
+            iod=_index_of_dispersion(arrival_s),
             num_ties=int((gaps_s == 0).sum()),
             prompt_len=LengthStats.of(self.prompt_len),
             output_len=LengthStats.of(self.output_len),
@@ -99,11 +105,15 @@ def _index_of_dispersion(arrival_s: NDArray[np.float64]) -> float | None:
 def read_columns(requests: Iterable[TraceRequest], block_size: int = 16) -> TraceColumns:
     """Read requests once, keeping their numbers only."""
     tree = PrefixTree(block_size)
-    rows = [(r.arrival_s, r.prompt_len, r.output_len, tree.hit_len(r)) for r in requests]
-    arrival_s, *lengths = zip(*rows, strict=True) if rows else ((), (), (), ())
+    rows = [
+        (r.arrival_s, r.parent is not None, r.prompt_len, r.output_len, tree.hit_len(r))
+        for r in requests
+    ]
+    arrival_s, waits, *lengths = zip(*rows, strict=True) if rows else ((),) * 5
     prompt_len, output_len, hit_len = (np.asarray(column, dtype=np.int64) for column in lengths)
     return TraceColumns(
         arrival_s=np.asarray(arrival_s, dtype=np.float64),
+        waits=np.asarray(waits, dtype=np.bool_),
         prompt_len=prompt_len,
         output_len=output_len,
         hit_len=hit_len,

@@ -8,7 +8,7 @@ far as its rows are out of place.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, fields
 from inspect import signature
 from operator import itemgetter
@@ -184,11 +184,17 @@ class Trace:
 
     def _numbered(self, scan: _Scan) -> Iterator[tuple[int, TraceRequest]]:
         ticks_per_s = _ticks_per_s(self._reader)
-        rows = self._rows(RowLog(self.path, self._on_bad_row))
-        kept = (row for index, row in enumerate(rows) if index not in scan.left_out)
+        kept = self._kept(scan.left_out)
+        if scan.raised is not None:
+            ticks = scan.raised.tolist()
+            kept = (row._replace(ticks=one) for row, one in zip(kept, ticks, strict=True))
         for row in kept if scan.order is None else _in_order(kept, scan.order):
             arrival_s = (row.ticks - scan.origin) / ticks_per_s
             yield row.number, TraceRequest(arrival_s=arrival_s, **row.fields)
+
+    def _kept(self, left_out: Container[int]) -> Iterator[Row]:
+        rows = self._rows(RowLog(self.path, self._on_bad_row))
+        return (row for index, row in enumerate(rows) if index not in left_out)
 
     def _rows(self, log: RowLog) -> Iterator[Row]:
         if isinstance(self._reader, Reader):
@@ -204,25 +210,32 @@ class Trace:
         stamp = _stamp(self.path)
         log = RowLog(self.path, self._on_bad_row)
         features = Features()
-        ticks, left_out = self._check_all(log, features)
+        ticks, waits, left_out = self._check_all(log, features)
         if not len(ticks):
             raise TraceError(f"{self.path}: no requests: {_why_none(log)}")
         num_backward_steps = int(np.count_nonzero(np.diff(ticks) < 0))
-        order = np.argsort(ticks, kind="stable") if num_backward_steps else None
-        in_order = ticks if order is None else ticks[order]
-        origin = float(in_order[0])
-        arrivals_s = (in_order - origin) / _ticks_per_s(self._reader)
+        raised = order = None
+        if num_backward_steps:
+            if features.waits:
+                ticks = raised = self._not_before_parents(ticks, left_out)
+            order = np.argsort(ticks, kind="stable")
+            ticks, waits = ticks[order], waits[order]
+        origin = float(ticks[0])
+        arrivals_s = (ticks - origin) / _ticks_per_s(self._reader)
         report = make_report(
-            log, self.format, file_sha256(self.path), arrivals_s, num_backward_steps
+            log, self.format, file_sha256(self.path), arrivals_s, waits, num_backward_steps
         )
-        return _Scan(origin, order, frozenset(left_out), report, features, stamp)
+        return _Scan(origin, order, raised, frozenset(left_out), report, features, stamp)
 
-    def _check_all(self, log: RowLog, features: Features) -> tuple[NDArray[np.float64], set[int]]:
-        """Ticks of the rows kept, in file order, and the indices of those refused here.
+    def _check_all(
+        self, log: RowLog, features: Features
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], set[int]]:
+        """Ticks of the rows kept, in file order, which of them wait for others, and the indices of
+        those refused here.
 
         Readers judge rows one by one; whether ids clash and parents exist is judged here.
         """
-        ticks = array("d")
+        ticks, waits = array("d"), bytearray()
         left_out: set[int] = set()
         known_ids: set[str] = set()
         several: dict[str, int] = {}
@@ -238,9 +251,20 @@ class Trace:
                 left_out.add(index)
                 continue
             ticks.append(row.ticks)
+            waits.append(row.fields.get("parent") is not None)
             if len(row.fields) > _NUM_PLAIN:
                 features.see(row)
-        return np.array(ticks, dtype=np.float64), left_out
+        return np.array(ticks, dtype=np.float64), np.frombuffer(waits, dtype=np.bool_), left_out
+
+    def _not_before_parents(
+        self, ticks: NDArray[np.float64], left_out: Container[int]
+    ) -> NDArray[np.float64]:
+        """Ticks by which no request arrives before the one that it waits for."""
+        known: dict[str | None, float] = {}
+        for row, own in zip(self._kept(left_out), ticks.tolist(), strict=True):
+            earliest = known.get(row.fields.get("parent"), own)
+            known[row.fields["request_id"]] = max(own, earliest)
+        return np.fromiter(known.values(), dtype=np.float64, count=len(known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +274,8 @@ class _Scan:
     origin: float
     order: NDArray[np.intp] | None
     """File positions in order of arrival; None if the file is in order."""
+    raised: NDArray[np.float64] | None
+    """Ticks in file order, where they may differ from those of the rows."""
     left_out: frozenset[int]
     report: TraceReport
     features: Features

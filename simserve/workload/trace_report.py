@@ -34,6 +34,9 @@ class TraceReport:
     """The first few row numbers (lines of the file) of each reason."""
     num_backward_steps: int
     """Rows that arrive before the row above them; they were sorted, keeping the order of ties."""
+    num_waiting: int
+    """Requests that wait for the end of others: when they arrive is not known beforehand, and
+    the figures below are of those that do not."""
     num_ties: int
     """Requests that arrive at the same time as the one before them."""
     span_s: float
@@ -48,13 +51,27 @@ class TraceReport:
     @property
     def rate_per_s(self) -> float | None:
         """Mean arrival rate between the first and the last arrival; None for a single instant."""
-        return (self.num_requests - 1) / self.span_s if self.span_s > 0 else None
+        return (self.num_arrivals - 1) / self.span_s if self.span_s > 0 else None
+
+    @property
+    def num_arrivals(self) -> int:
+        """Requests whose arrival is known beforehand."""
+        return self.num_requests - self.num_waiting
 
 
 def make_report(
-    log: RowLog, format: str, sha256: str, arrivals_s: NDArray[np.float64], num_backward_steps: int
+    log: RowLog,
+    format: str,
+    sha256: str,
+    arrivals_s: NDArray[np.float64],
+    waits: NDArray[np.bool_],
+    num_backward_steps: int,
 ) -> TraceReport:
-    """The report of a pass whose kept requests arrive at `arrivals_s`, sorted."""
+    """The report of a pass whose kept requests arrive at `arrivals_s`, sorted.
+
+    `waits` says which of them wait for others.
+    """
+    num_requests, arrivals_s = len(arrivals_s), arrivals_s[~waits]
     gaps_s = np.diff(arrivals_s)
     num_ties = int(np.count_nonzero(gaps_s == 0))
     span_s = float(arrivals_s[-1] - arrivals_s[0])
@@ -63,10 +80,11 @@ def make_report(
         format=format,
         sha256=sha256,
         num_rows=log.num_rows,
-        num_requests=len(arrivals_s),
+        num_requests=num_requests,
         dropped=dict(log.dropped),
         dropped_rows={reason: tuple(rows) for reason, rows in log.dropped_rows.items()},
         num_backward_steps=num_backward_steps,
+        num_waiting=int(waits.sum()),
         num_ties=num_ties,
         span_s=span_s,
         warnings=(),
@@ -93,11 +111,11 @@ def _order(report: TraceReport, gaps_s: NDArray[np.float64]) -> list[str]:
             f"rows are not in order of arrival ({report.num_backward_steps} backward steps): "
             "sorted, rows of equal time in file order"
         )
-    if report.num_ties > _QUANTISED_SHARE * report.num_requests and report.span_s > 0:
+    if report.num_ties > _QUANTISED_SHARE * report.num_arrivals and report.span_s > 0:
         steps_s = gaps_s[gaps_s > 0]
         warnings.append(
-            f"timestamps are quantised: {report.num_requests - report.num_ties} different ones "
-            f"for {report.num_requests} requests, at least {steps_s.min():.6g} s apart; "
+            f"timestamps are quantised: {report.num_arrivals - report.num_ties} different ones "
+            f"for {report.num_arrivals} requests, at least {steps_s.min():.6g} s apart; "
             "waiting times then measure the recording, unless ties are spread (spread_ties_s)"
         )
     elif report.num_ties:
@@ -110,7 +128,7 @@ def _order(report: TraceReport, gaps_s: NDArray[np.float64]) -> list[str]:
 
 def _rate(report: TraceReport) -> list[str]:
     rate_per_s = report.rate_per_s
-    if rate_per_s is None or rate_per_s >= _LOW_RATE_PER_S:
+    if rate_per_s is None or rate_per_s >= _LOW_RATE_PER_S or report.num_waiting:
         return []
     return [
         f"mean rate is {rate_per_s:.3g} requests/s: most of the time nothing runs; "

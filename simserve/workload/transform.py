@@ -63,7 +63,8 @@ def spread_ties_s(
     """Spread requests that share an arrival evenly at random over the `width_s` that follow it.
 
     For traces with coarse clocks: `width_s` is the clock's tick. The order stays; a request never
-    passes the next arrival in the trace; lone requests stay where they are. Counts those moved.
+    passes the next arrival in the trace; lone requests stay where they are, and those that wait for
+    others, whose arrival is not the clock's, share it with the one before. Counts those spread.
     """
     rng = generator(seed, Stream.TIES)
     tied: list[TraceRequest] = []
@@ -79,12 +80,16 @@ def spread_ties_s(
 def _spread(
     tied: list[TraceRequest], room_s: float, rng: np.random.Generator, counts: Counts
 ) -> Iterator[TraceRequest]:
-    if len(tied) < 2:
+    num_arrivals = sum(request.parent is None for request in tied)
+    if num_arrivals < 2:
         yield from tied
         return
-    counts["spread_ties_s"] += len(tied)
-    offsets_s = np.sort(rng.random(len(tied))) * room_s
-    for request, offset_s in zip(tied, offsets_s.tolist(), strict=True):
+    counts["spread_ties_s"] += num_arrivals
+    offsets_s = iter((np.sort(rng.random(num_arrivals)) * room_s).tolist())
+    offset_s = 0.0
+    for request in tied:
+        if request.parent is None:
+            offset_s = next(offsets_s)
         yield replace(request, arrival_s=request.arrival_s + offset_s)
 
 

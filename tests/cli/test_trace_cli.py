@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import simserve
 from simserve.cli.trace import app
 from simserve.cli.trace_generate import parse_length
 from simserve.errors import ConfigError, SimserveError
+from simserve.report import trace_plots
 from simserve.types import TraceRequest
 from simserve.workload.lengths import ConstantLength, LognormalLength, UniformLength, ZipfLength
 from simserve.workload.public import public_names, public_trace
@@ -131,6 +133,29 @@ def test_inspect_prints_the_figures_of_a_trace(tmp_path: Path) -> None:
     assert figures["arrivals equal to the one before"] == "1"
     prompt = next(line for line in output.splitlines() if line.startswith("│ prompt"))
     assert [cell.strip() for cell in prompt.split("│")[2:-1]] == ["29.8", "6", "76", "103", "106"]
+
+
+def test_a_low_rate_is_not_none_and_counts_have_thousands(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "slow.jsonl", *(mooncake(10**8 * t) for t in range(1200)))
+    _, output = call("inspect", path)
+    assert " 1e-05 requests/s " in output
+    assert " 1,200 " in output
+
+
+@pytest.mark.parametrize("lengths", [(600, 700, 800), (20, 4000), (5, 5)])
+def test_lengths_have_numbers_below_them(
+    lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no 1, 2 or 5 of a decade is among them."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(trace_plots, "png", lambda figure: drawn.append(figure) or b"")
+    rows = [{"arrival_s": i, "prompt_len": n, "output_len": n} for i, n in enumerate(lengths)]
+    call("inspect", write_rows(tmp_path / "t.jsonl", *rows), "--plot", tmp_path / "t.png")
+    drawn[0].draw_without_rendering()
+    for axes in drawn[0].axes[:2]:
+        low, high = axes.get_xlim()
+        assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 2
+        assert low > min(lengths) / 2
 
 
 def test_inspect_draws_a_picture(tmp_path: Path) -> None:

@@ -393,6 +393,11 @@ def test_steps_of_one_shape_are_compared() -> None:
         ("{", "is not JSON"),
         ("[1, 2]", "expected one JSON object"),
         ('{"config": 3}', "config: expected an object"),
+        ('{"engine": ["vllm"]}', "engine: expected text"),
+        ('{"x_s": NaN}', "is not JSON: NaN is not a finite number"),
+        ('{"config": {"a": 1e999}}', "is not JSON: 1e999 is not a finite number"),
+        ('{"x": 1%s}' % ("0" * 400), "is not JSON: 10{19} is not a finite number"),
+        ("[" * 100_000, "is not JSON: maximum recursion"),
     ],
 )
 def test_broken_result_files_are_named(tmp_path: Path, content: str, says: str) -> None:
@@ -408,10 +413,54 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "none: cannot be read" in output
 
 
+TOLD = {"max_num_batched_tokens": 2048, "max_num_seqs": 8, "enable_prefix_caching": True}
+
+
+@pytest.mark.parametrize("hits", [True, -1, "640", None])
+def test_hit_tokens_that_are_no_count_are_not_told(tmp_path: Path, hits: Any) -> None:
+    path = result_file(tmp_path / "x.json", "x", engine="e", config=TOLD, num_cached_tokens=hits)
+    assert missing_facts(load_result(path)) == ["hit tokens of the prefix cache"]
+
+
+def test_a_file_without_settings_has_none(tmp_path: Path) -> None:
+    assert load_result(result_file(tmp_path / "x.json", "x", config={})).settings == {}
+    nested = load_result(result_file(tmp_path / "y.json", "y", config={"workload": {}}))
+    assert nested.settings == {"workload": {}}
+
+
+def test_intervals_of_result_files_are_no_rows(tmp_path: Path) -> None:
+    results = [
+        load_result(
+            result_file(
+                tmp_path / f"{budget}_{i}.json",
+                f"{budget}_{i}",
+                engine="vllm-0.11.0",
+                config={**TOLD, "max_num_batched_tokens": budget},
+                num_cached_tokens=1,
+                own_s=value,
+            )
+        )
+        for budget, values in ((2048, (1.0, 1.2)), (4096, (1.1, 1.3)))
+        for i, value in enumerate(values)
+    ]
+    found = compare_results(*merge_repetitions(results))
+    assert [row.key for row in found.rows] == ["num_cached_tokens", "own_s"]
+    assert [row.verdict for row in found.rows] == ["tie", "tie"]
+
+
+def test_results_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    one, other = (
+        load_result(result_file(tmp_path / f"{name}.json", "x", config={"a": name}))
+        for name in ("p", "q")
+    )
+    found = compare_results(one, other)
+    assert [found.first.name, found.second.name] == ["x (1)", "x (2)"]
+    assert list(found.missing) == ["x (1)", "x (2)"]
+
+
 def test_hit_tokens_of_a_result_file_count(tmp_path: Path) -> None:
-    told = {"max_num_batched_tokens": 2048, "max_num_seqs": 8, "enable_prefix_caching": True}
     path = result_file(
-        tmp_path / "x.json", "x", engine="vllm-0.11.0", config=told, num_cached_tokens=640, x=1.0
+        tmp_path / "x.json", "x", engine="vllm-0.11.0", config=TOLD, num_cached_tokens=640, x=1.0
     )
     result: Result = load_result(path)
     assert (result.hit_tokens, missing_facts(result)) == (640.0, [])

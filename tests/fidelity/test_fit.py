@@ -67,6 +67,14 @@ def test_a_log_that_does_not_time_its_scheduler_is_refused(logs: list[LoadedLog]
         fit_profile([mute, logs[1]], [], name="x", model="llama-3.1-8b")
 
 
+def test_times_in_other_units_are_told() -> None:
+    log = load_log(read_vllm_log(LOGS / "warm.json.gz"))
+    times = ("duration_s", "schedule_s", "update_s", "gap_s")
+    in_ns = replace(log.steps, **{name: 1e3 * getattr(log.steps, name) for name in times})
+    with pytest.raises(TraceError, match=r"_s = .* s, which is not from 0 to 1: are their times"):
+        fit_profile([replace(log, steps=in_ns)], [], name="x", model="llama-3.1-8b")
+
+
 def test_sizes_with_poor_kernels_are_found(logs: list[LoadedLog]) -> None:
     """Each model has its own; those of the profile's model are written, and move nothing else."""
     true = {208: 0.9, 256: 1.3, 512: 1.2}

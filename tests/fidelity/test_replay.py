@@ -20,6 +20,7 @@ from simserve.fidelity.logs.vllm_log import StepLog, parse_vllm_log, read_vllm_l
 from simserve.fidelity.replay.endings import open_ends
 from simserve.fidelity.replay.log_run import check_replay, replay_log, simulate_log
 from simserve.fidelity.replay.plans import PlanCheck
+from simserve.fidelity.replay.token_times import check_token_times
 from simserve.types import StepOutput, StepPlan
 from tests.fidelity.conftest import LOGS, NAMES, write
 from tests.fidelity.made_log import HostCost, made_log, poisson
@@ -179,6 +180,76 @@ def test_a_request_that_ended_while_it_was_preempted_is_known() -> None:
     }
     cut = replace(log, steps=replace(log.steps, **rows))
     assert open_ends(cut)[victims[0]] == "it was preempted after its last token"
+
+
+@pytest.mark.parametrize("added_us", [31100, 31102])
+def test_a_request_that_was_rounded_behind_its_step_is_in_it(
+    document: dict[str, Any], added_us: int
+) -> None:
+    document["requests"][1]["added"] = added_us
+    assert check_replay(parse_vllm_log(Path("x"), document))[1] is None
+
+
+@pytest.mark.parametrize(
+    ("place", "times", "says"),
+    [
+        (0, [20997, 41100], "token 0 came out at 20997 us, not in the step that computed it, which "
+                            "ran from 21000 to 31000 us"),
+        (0, [31000, 41103], "token 1 came out at 41103 us"),
+        (1, [10**12], "token 0 came out at 1000000000000 us"),
+    ],
+)  # fmt: skip
+def test_a_token_that_came_out_in_another_step_is_an_error(
+    document: dict[str, Any], place: int, times: list[int], says: str
+) -> None:
+    check_token_times(parse_vllm_log(Path("x"), document))
+    document["requests"][place]["times"] = times
+    with pytest.raises(TraceError, match=rf"requests\[{place}\]: times: its {says}"):
+        check_token_times(parse_vllm_log(Path("x"), document))
+
+
+def test_tokens_come_out_in_their_steps_after_preemptions_too() -> None:
+    log = made_log([(0.1 * i, 300, 200) for i in range(8)], HostCost(), num_free_blocks=95)
+    assert log.steps.preempted
+    check_token_times(log)
+    late = [times.copy() for times in log.token_times_s]
+    late[5][150] += 0.001
+    with pytest.raises(TraceError, match=r"requests\[5\]: times: its token 150 came out"):
+        check_token_times(replace(log, token_times_s=tuple(late)))
+
+
+def test_who_is_preempted_where_a_record_ends_is_not_over() -> None:
+    log = made_log([(0.1 * i, 300, 200) for i in range(8)], HostCost(), num_free_blocks=95)
+    cut = first_steps(log, min(log.steps.preempted) + 1)
+    assert "it was preempted after its last token" in open_ends(cut).values()
+    _, difference = check_replay(cut)
+    assert difference is not None
+    assert difference.step == len(cut.steps)  # beyond the record
+
+
+def first_steps(log: StepLog, count: int) -> StepLog:
+    """The log of an engine that was stopped after some steps."""
+    steps, num_rows = log.steps, int(log.steps.row_offsets[count])
+    columns = {name: getattr(steps, name)[:count] for name in
+               ("start_s", "end_s", "duration_s", "schedule_s", "update_s")}  # fmt: skip
+    rows = {name: getattr(steps, name)[:num_rows] for name in
+            ("request", "num_tokens", "num_computed")}  # fmt: skip
+    times_s = tuple(times[times <= steps.end_s[count - 1] + 1e-9] for times in log.token_times_s)
+    return replace(
+        log,
+        requests=tuple(
+            replace(request, output_len=len(times) or request.output_len)
+            for request, times in zip(log.requests, times_s, strict=True)
+        ),
+        token_times_s=times_s,
+        steps=replace(
+            steps,
+            **columns,
+            **rows,
+            row_offsets=steps.row_offsets[: count + 1],
+            preempted={step: who for step, who in steps.preempted.items() if step < count},
+        ),
+    )
 
 
 def test_tokens_beyond_max_model_len_are_refused(tmp_path: Path, document: dict[str, Any]) -> None:

@@ -85,6 +85,17 @@ Spoil = Callable[[dict[str, Any]], object]
             lambda d: d["steps"][2].__setitem__(5, [0, 0]),
             r"steps\[2\]: preempted: request 0 .* twice",
         ),
+        (
+            lambda d: d["steps"][2][4][1].__setitem__(2, 10**15),
+            r"steps\[2\]: rows: tokens must be positive, and at most 21 \(prompt and out\)",
+        ),
+        (
+            lambda d: d["requests"][1].update(segs=[[7, 10**10]]),
+            r"requests\[1\]: segs: .* up to 10",
+        ),
+        (lambda d: d["requests"][1].update(out=10**10), r"requests\[1\]: out: .* up to 10"),
+        (lambda d: d.update(name=None), r"log: name: must be text, is None"),
+        (lambda d: d.update(engine=["vllm"]), r"log: engine: must be text, is \['vllm'\]"),
         (lambda d: d["steps"][2][4].append([1, 10**30, 0]), r"steps\[2\]: rows: tokens must be"),
         (
             lambda d: d["steps"][1].__setitem__(2, 10**9),

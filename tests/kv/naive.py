@@ -28,11 +28,14 @@ def block_keys(request: TraceRequest, block_size: int) -> list[Key]:
     keys: list[Key] = []
     for start in range(0, len(tokens) - block_size + 1, block_size):
         end = start + block_size
-        items = tuple(
+        items: tuple[str, ...] = tuple(
             item.identifier
             for item in request.mm_items
-            if item.offset < end and item.offset + item.length >= start
+            if item.offset < end and item.offset + item.length > start
         )
+        if request.mm_items and start > 0 and request.prompt_len < end:
+            last = request.mm_items[-1]
+            items = (last.identifier,) if last.offset + last.length >= start else ()
         salt = request.cache_salt if start == 0 else None
         parent = keys[-1] if keys else ()
         keys.append((parent, tuple(tokens[start:end]), request.lora_id, items, salt or None))

@@ -120,3 +120,45 @@ def test_identity_does_not_depend_on_hashes_of_numbers() -> None:
         )
         found.update(identities(trie.chain(request)))
     assert len(found) == 4
+
+
+def with_items(prompt_len: int, *items: MmItem) -> list[tuple[int, int]]:
+    """Identities of five blocks of 4, the same tokens however many are prompt."""
+    request = TraceRequest(
+        request_id="r",
+        arrival_s=0.0,
+        prompt=(((0,) * prompt_len, prompt_len),),
+        output_len=20 - prompt_len,
+        output=(((0,) * (20 - prompt_len), 20 - prompt_len),),
+        mm_items=items,
+    )
+    return identities(ITEM_TRIE.chain(request))
+
+
+ITEM_TRIE = IdentityTrie(4, num_groups=1)
+
+
+def common(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> int:
+    """Leading blocks that are equal."""
+    return sum(a == b for a, b in zip(left, right, strict=True))
+
+
+def test_an_item_that_ends_where_a_block_starts_counts_if_outputs_fill_the_block() -> None:
+    item = MmItem("cat", 2, 6)  # blocks 0 and 1, up to their end
+    assert common(with_items(8, item), with_items(11, item)) == 5
+    assert common(with_items(12, item), with_items(20, item)) == 5
+    assert common(with_items(11, item), with_items(12, item)) == 2
+
+
+def test_of_several_items_in_a_block_that_outputs_fill_the_last_one_counts() -> None:
+    cat, dog, bird = MmItem("cat", 4, 1), MmItem("dog", 5, 1), MmItem("bird", 4, 1)
+    assert common(with_items(6, cat, dog), with_items(6, bird, dog)) == 5
+    assert common(with_items(6, cat, dog), with_items(8, cat, dog)) == 1
+    assert common(with_items(8, cat, dog), with_items(8, bird, dog)) == 1
+    assert common(with_items(8, cat, dog), with_items(8, dog, cat)) == 5  # by their places
+
+
+def test_all_items_count_in_a_first_block_that_the_prompt_does_not_fill() -> None:
+    cat, dog, bird = MmItem("cat", 0, 1), MmItem("dog", 1, 1), MmItem("bird", 0, 1)
+    assert common(with_items(3, cat, dog), with_items(4, cat, dog)) == 5
+    assert common(with_items(3, cat, dog), with_items(3, bird, dog)) == 0

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,32 @@ def test_every_chart_is_drawn(directory: Path, look: str, browser: Tab, tmp_path
 
 
 @needs_chromium
+@pytest.mark.parametrize("budgets", [[64, 128, 512, 2048, 8192, 16384], [0, 128, 256, 16384]])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_numbers_below_an_axis_have_room(
+    budgets: list[int], width: int, sweep: Path, browser: Tab, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(sweep, tmp_path / "copy")
+    frame = pd.read_parquet(sweep / "summary.parquet").iloc[:1]
+    rows = [frame.assign(**{BUDGET: budget}) for budget in budgets]
+    pd.concat(rows).to_parquet(copy / "summary.parquet")
+    browser.open(written(copy, tmp_path), width=width, height=900)
+    ends = browser.value(
+        "[...document.querySelector('figure svg').querySelectorAll('text[text-anchor=middle]')]"
+        ".map((text) => text.getBoundingClientRect()).slice(0, -2)"  # what follows names the axes
+        ".map((box) => [box.left, box.right])"
+    )
+    assert len(ends) >= 3
+    assert all(left[1] < right[0] for left, right in pairwise(ends))
+
+
+def test_a_sweep_of_which_one_point_is_left_is_a_point(sweep: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(sweep, tmp_path / "copy")
+    pd.read_parquet(sweep / "summary.parquet").iloc[:1].to_parquet(copy / "summary.parquet")
+    assert '<p class="quiet">1 point</p>' in page_of(copy)
+
+
+@needs_chromium
 @pytest.mark.parametrize(("name", "said"), [("run", "running"), ("sweep", "TTFT (ms)")])
 def test_the_pointer_tells_values(
     name: str, said: str, browser: Tab, tmp_path: Path, request: pytest.FixtureRequest
@@ -235,7 +262,7 @@ def test_points_that_no_other_beats_are_numbered_and_told(sweep: Path) -> None:
     charts = json.loads(page.partition('id="charts">')[2].partition("</script>")[0])
     by_title = {chart["title"]: chart.get("series") for chart in charts}
     for less in ("p99_ttft_ms", "p99_itl_ms"):
-        front = by_title[f"Throughput against {less}"][-1]
+        front = by_title[f"{less} against throughput"][-1]
         assert front["numbers"] == [1, 2, 3, 4, 5]  # of more throughput for more latency each
         assert front["text"][3] == "max_num_batched_tokens 512\nrate 4"
     table = page.partition("which no other beats:")[2].partition("</table>")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,12 @@ def test_lines_are_sorted_and_named() -> None:
     ]
     assert [line.rows["y"].tolist() for line in found] == [[2, 1], [3, 4]]
     assert all(line.is_curve for line in found)
+
+
+def test_scenarios_keep_the_order_of_the_file() -> None:
+    frame = table(scenario=["vllm", "vllm", "capped"], x=[1, 2, 1], y=[1, 2, 1], v=[3.0, 2.0, 1.0])
+    assert [line.name for line in lines(frame, "x", ["scenario"])] == ["vllm", "capped"]
+    assert list(grids(frame, "x", "y", "v", ["scenario"]).grids) == ["vllm", "capped"]
 
 
 def test_too_many_lines_become_a_cloud() -> None:
@@ -217,6 +224,56 @@ def test_a_front_has_numbers_apart_from_each_other_and_a_key(
     assert [text.get_text() for text in many.axes[0].texts][:2] == ["1", "4"]
     assert not plain.legends
     assert not plain.axes[0].texts
+
+
+@pytest.mark.parametrize(
+    ("places", "by_factors", "are_ticks"),
+    [
+        ([64, 128, 256, 512, 1024, 2048, 4096, 8192], True, True),  # powers of two
+        ([0, 128, 256, 512, 8192], False, False),  # 0 has no logarithm
+        ([4.84608, 8.88775, 9.28125, 9.38231], False, False),  # rates that a search tried
+        ([2, 4, 6, 8], False, True),
+        ([7], False, True),
+    ],
+)
+def test_ticks_below_a_figure_have_room(
+    places: list[float], by_factors: bool, are_ticks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latencies = [5000.0 + place for place in places]
+    frame = table(x=places, **{f"{p}_ttft_ms": latencies for p in ("p50", "p95", "p99")})
+    drawn: list[Figure] = []
+    monkeypatch.setattr(sweep_figures, "png", lambda figure: drawn.append(figure) or b"")
+    draw_percentiles(frame, "x", metrics=["ttft", "ttft", "ttft"])
+    drawn[0].draw_without_rendering()
+    axes = drawn[0].axes[0]
+    assert axes.get_xscale() == ("log" if by_factors else "linear")
+    assert (axes.get_xticks().tolist() == places) == are_ticks
+    shown = [label for label in axes.get_xticklabels() if label.get_text()]
+    boxes = [label.get_window_extent() for label in shown]
+    assert not [(a, b) for a, b in pairwise(boxes) if a.overlaps(b)]
+    low, high = axes.get_ylim()
+    assert low == 0.0
+    assert high > 1.04 * max(latencies)  # the highest marker is whole
+
+
+def test_figures_name_units_and_settings_that_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = table(
+        scenario=["calm", "rush"], rate=[1, 2], output_throughput=[1.0, 2.0], p99_itl_ms=[1.0, 2.0]
+    )
+    drawn: list[Figure] = []
+    monkeypatch.setattr(sweep_figures, "png", lambda figure: drawn.append(figure) or b"")
+    draw_heatmap(frame, "scenario", "rate", value="output_throughput")
+    draw_pareto(frame, less="p99_itl_ms")
+    heatmap, pareto = (figure.axes[0] for figure in drawn)
+    assert [label.get_text() for label in heatmap.get_xticklabels()] == ["calm", "rush"]
+    assert heatmap.get_title(loc="left") == "output_throughput (tokens/s)"
+    assert heatmap.get_ylabel() == "rate (requests/s)"
+    assert pareto.get_title(loc="left") == "p99_itl_ms against output_throughput"
+    assert pareto.get_xlabel() == "output_throughput (tokens/s)"
+    nothing = dict.fromkeys(("x", "p50_itl_ms", "p95_itl_ms", "p99_itl_ms"), np.nan)
+    draw_percentiles(frame.assign(**nothing), "x", metrics=["itl"])
+    with pytest.raises(UnknownNameError, match="'scenario' does not hold numbers"):
+        draw_percentiles(frame, "scenario")
 
 
 def test_figures_take_arrow_tables_and_name_a_missing_column() -> None:

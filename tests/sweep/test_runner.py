@@ -165,7 +165,7 @@ def test_real_points_without_torch_are_refused_once(
     grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simserve.sweep.runner.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^<config>: executor\.kind: real needs torch,"):
+    with pytest.raises(ConfigError, match=r"^executor\.kind: real needs torch,"):
         run_sweep(grid, ["executor={kind: real, device: cpu}"], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

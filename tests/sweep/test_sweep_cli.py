@@ -14,6 +14,7 @@ from simserve.cli.main import _end_as_ctrl_c_does, app
 from simserve.cli.sweep import _print_result
 from simserve.cli.sweep_progress import SHOWN, SweepProgress
 from simserve.config.sweep import Sweep
+from simserve.report.contents import page_of
 from simserve.sweep.runner import SweepResult
 from tests.sweep.conftest import BASE
 
@@ -55,6 +56,24 @@ def test_a_line_a_point_then_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len((tmp_path / "runs/mine/summary.csv").read_text().splitlines()) == 2
 
 
+def test_rejected_requests_and_warnings_of_points_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"{BASE}sweep:\n  type: zip\n  parameters:\n    kv_cache.num_gpu_blocks: [2, 3, 1000]\n"
+        "    scheduler.long_prefill_token_threshold: [0, 0, 64]\n"
+    )
+    budget = "scheduler.max_num_batched_tokens=64"
+    result = invoke(path, "-o", budget, "--out", tmp_path / "out")
+    assert result.exit_code == 0
+    rejected = "rejected requests are in no latency: see the column `rejected` (2 of 3 points)"
+    assert f"warning: {rejected}\n" in result.stderr
+    assert "warning: scheduler.long_prefill_token_threshold: 64 does nothing" in result.stderr
+    page = page_of(tmp_path / "out")
+    assert f'<p class="note">{rejected}</p>' in page
+    assert ">rejected</button>" in page
+    assert invoke(path, "--out", tmp_path / "quiet", "--quiet").output == ""
+
+
 @pytest.mark.parametrize(
     ("section", "heads"),
     [
@@ -84,6 +103,22 @@ def test_the_table_names_points_and_cuts_no_number(
     assert ("point" in text) == (heads == ["point"])
     assert text.count("12,345.6") == 4 * len(rows)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_value_in_a_name_is_not_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = ["long_prefill_token_threshold=10240", "max_num_batched_tokens=16384"]
+    sweep: Sweep = TypeAdapter(Sweep).validate_python(
+        {"type": "one_at_a_time", "parameters": {"seed": [1]}}
+    )
+    shown = dict.fromkeys(SHOWN, 12345.6)
+    rows = [{"point": point, "status": "completed", **shown} for point in settings]
+    _print_result(SweepResult(tmp_path, rows), sweep)
+    out = capsys.readouterr().out
+    assert "│ max_num_batched_tokens=16384 " in out
+    assert "│ threshold=10240 " in out
 
 
 def test_a_signal_is_heard_where_ctrl_c_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

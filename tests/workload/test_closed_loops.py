@@ -12,6 +12,8 @@ import pytest
 from simserve import run
 from simserve.metrics.rundir import read_run
 from simserve.sweep.runner import run_sweep
+from simserve.workload.stats import read_columns
+from simserve.workload.trace import open_trace, write_trace
 
 TraceFile = Callable[..., Path]
 
@@ -104,8 +106,9 @@ class TestEveryFormat:
             ({"speedup": 4}, THINK_S / 4, [0.0, 0.03125]),
             ({"end_s": 3.0}, THINK_S, [0.0, 0.125]),
             ({"start_s": 0.0625}, THINK_S, [0.0625]),
+            ({"spread_ties_s": 0.1}, THINK_S, [0.0, 0.125]),
         ],
-        ids=["as it is", "faster", "up to a time", "from a time on"],
+        ids=["as it is", "faster", "up to a time", "from a time on", "no ties to spread"],
     )
     def test_a_turn_starts_after_the_end_of_the_one_before(
         self,
@@ -160,3 +163,43 @@ def test_at_every_point_of_a_sweep_in_processes_of_its_own(
     assert run_sweep(path, out=tmp_path / "out", jobs=2).num_failed == 0
     for format in scenarios:
         assert_waits(read_run(tmp_path / "out" / format).requests_table.to_pylist())
+
+
+class TestTurnsThatSayWhenTheyArrive:
+    """A turn arrives with the one before it at the earliest, wherever its own time would put it."""
+
+    ROWS = (
+        {"request_id": "alone", "arrival_s": 1, "prompt_len": 8, "output_len": 1},
+        {"request_id": "s", "session": "s", "arrival_s": 5, "prompt_len": 8, "output_len": 9},
+        {"session": "s", "arrival_s": 0, "prompt_len": 8, "output_len": 1, "turn": 1}
+        | {"parent": "s", "think_time_s": THINK_S},
+    )
+
+    @pytest.mark.parametrize("changes", [{}, {"max_isl": 8}, {"start_s": 2}, {"end_s": 9}], ids=str)
+    def test_they_wait_whatever_is_left_out(
+        self, trace_file: TraceFile, changes: dict[str, Any]
+    ) -> None:
+        path = str(trace_file("".join(json.dumps(row) + "\n" for row in self.ROWS)))
+        config = {**BASE, "workload": {"trace": {"path": path, **changes}}}
+        rows = run(config).requests_table.to_pylist()
+        assert_waits(row for row in rows if row["session"])
+        assert len(rows) == (2 if "start_s" in changes else 3)
+
+    def test_what_is_written_can_be_read_again(self, trace_file: TraceFile, tmp_path: Path) -> None:
+        trace = open_trace(trace_file("".join(json.dumps(row) + "\n" for row in self.ROWS)))
+        requests = list(trace.requests())
+        assert [(r.request_id, r.arrival_s) for r in requests] == [
+            ("alone", 0),
+            ("s", 4),
+            ("r3", 4),
+        ]
+        write_trace(tmp_path / "again.jsonl", requests)
+        assert list(open_trace(tmp_path / "again.jsonl").requests()) == requests
+
+    def test_nor_do_they_tie_or_make_a_rate(self, trace_file: TraceFile) -> None:
+        trace = open_trace(trace_file("".join(json.dumps(row) + "\n" for row in _mooncake())))
+        report, stats = trace.report, read_columns(trace.requests()).stats()
+        assert (report.num_requests, report.num_waiting, report.num_ties) == (4, 2, 0)
+        assert report.rate_per_s == stats.rate_rps == 1 / STARTS_S["t"]
+        assert (stats.num_requests, stats.num_ties) == (4, 0)
+        assert not any("arrival time" in warning for warning in report.warnings)

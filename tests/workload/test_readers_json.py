@@ -158,6 +158,15 @@ class TestMooncake:
         with pytest.raises(TraceError, match="timestamp: is missing"):
             open_trace(orphan).requests()
 
+    def test_a_turn_with_a_time_and_a_delay_is_refused(self, trace_file: TraceFile) -> None:
+        """It would start at its time, whatever became of the turn before it."""
+        first = mooncake(3, 5, session_id="s")
+        both = trace_file(lines(first, mooncake(9, 5, session_id="s", delay=250)))
+        with pytest.raises(TraceError, match=r":2: delay: stands beside timestamp: a"):
+            open_trace(both).requests()
+        null = trace_file(lines(first, mooncake(9, 5, session_id="s", delay=None)))
+        assert [r.parent for r in read(null)] == [None, None]
+
 
 class TestTimedTrace:
     def test_seconds_and_16_token_blocks_by_name(self, trace_file: TraceFile) -> None:

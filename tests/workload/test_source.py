@@ -153,6 +153,7 @@ def test_turns_after_a_failed_one_are_counted_as_not_sent() -> None:
         (request("b", 0, "gone"), "parent"),
         (request("b", 0, "a", float("nan")), "think_time_s"),
         (request("b", 0, "a", -1.0), "think_time_s"),
+        (request("b", 0, "a", 2e12), "think_time_s: must be from 0 to 1e\\+12 seconds"),
     ],
 )
 def test_bad_turns_are_refused(later: TraceRequest, field: str) -> None:

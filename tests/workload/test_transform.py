@@ -157,6 +157,19 @@ def test_ties_are_spread_within_the_tick_and_the_next_arrival() -> None:
     assert counts == {"spread_ties_s": 12}
 
 
+def test_turns_that_wait_neither_tie_nor_move_others() -> None:
+    parents = {2: "0", 5: "3"}
+    trace = [request(str(i), 7.0, parent=parents.get(i)) for i in range(6)]
+    out, counts = apply(trace, spread_ties_s=1.0)
+    assert counts == {"spread_ties_s": 4}
+    times_s = [r.arrival_s for r in out]
+    assert times_s == sorted(times_s)
+    assert [times_s[i] for i in parents] == [times_s[i - 1] for i in parents]
+    assert len(set(times_s)) == 4
+    alone = [request("0", 7.0), request("1", 7.0, parent="0")]
+    assert apply(alone, spread_ties_s=1.0) == (alone, {})
+
+
 def test_spreading_depends_on_the_seed_only() -> None:
     trace = [request(str(i)) for i in range(50)]
     spread = [

@@ -180,6 +180,11 @@ def merge_repetitions(results: Sequence[Result]) -> list[Result]:
 
 def compare_results(first: Result, second: Result) -> Comparison:
     """Compare two results, each with its repetitions."""
+    if first.name == second.name:
+        first, second = (
+            replace(first, name=f"{first.name} (1)"),
+            replace(second, name=f"{second.name} (2)"),
+        )
     missing = {one.name: facts for one in (first, second) if (facts := missing_facts(one))}
     has_steps = first.steps is not None and second.steps is not None
     shapes: list[ShapeRow] = []
@@ -204,7 +209,8 @@ def compare_results(first: Result, second: Result) -> Comparison:
 def _rows(first: Result, second: Result, attributable: bool) -> list[NumberRow]:
     a, b = summarise_repetitions(first.summaries), summarise_repetitions(second.summaries)
     standard = [key for key in _STANDARD if key in a and key in b]
-    keys = standard or [key for key in a if key in b and key != "num_repetitions"]
+    # Intervals of repetitions are no numbers of their own.
+    keys = standard or [key for one in first.summaries for key in one if key in b]
     of_class = dict.fromkeys(keys) | {
         f"{_CLASS}{name}.{key}": name for name in _class_names(a) for key in _LATENCIES
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,10 +146,11 @@ def _workload(
 
 def _from_file(path: Path) -> Result:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_float)
     except (OSError, UnicodeDecodeError) as error:
         raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path}: is not JSON: {error}") from error
     if isinstance(content, list) and len(content) == 1:
         content = content[0]
@@ -157,9 +159,11 @@ def _from_file(path: Path) -> Result:
     config, engine = content.get("config", {}), content.get("engine")
     if not isinstance(config, dict):
         raise RunDirectoryError(f"{path}: config: expected an object of settings")
+    if engine and not isinstance(engine, str):
+        raise RunDirectoryError(f"{path}: engine: expected text, such as vllm-0.11.0")
     return Result(
         name=str(content.get("label") or path.stem),
-        engine=str(engine) if engine else None,
+        engine=engine or None,
         settings=_flattened(config),
         hit_tokens=_hit_tokens(content),
         summaries=(
@@ -173,9 +177,22 @@ def _from_file(path: Path) -> Result:
     )
 
 
+def _float(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
+
+
+def _int(text: str) -> int:
+    _float(text)
+    return int(text)
+
+
 def _hit_tokens(summary: Mapping[str, Any]) -> float | None:
     values = (summary.get(key) for key in HIT_TOKENS)
-    return next((float(value) for value in values if isinstance(value, int | float)), None)
+    counts = (v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+    return next((float(count) for count in counts if count >= 0), None)
 
 
 def _flattened(config: Mapping[str, Any]) -> dict[str, object]:
@@ -183,7 +200,7 @@ def _flattened(config: Mapping[str, Any]) -> dict[str, object]:
     flat: dict[str, object] = {}
 
     def walk(prefix: str, value: object) -> None:
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and (value or not prefix):
             for key, below in value.items():
                 walk(f"{prefix}.{key}" if prefix else str(key), below)
             return

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simserve.errors import TraceError
+from simserve.fidelity.conform.case_format import first_problem
 from simserve.segments import Segments
 from simserve.types import TraceRequest
 
@@ -36,6 +37,8 @@ def check_case_keys(path: Path, case: object) -> Case:
         if "workload" in missing:
             what += ". Nor is it a step log: those have config (with budget), requests and steps"
         raise TraceError(f"{path}: not a case of format 1: {what}")
+    if problem := first_problem(case):
+        raise TraceError(f"{path}: not a case of format 1: {problem}")
     return case
 
 

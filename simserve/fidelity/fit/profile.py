@@ -7,6 +7,7 @@ from typing import Any
 
 from simserve.cost.dealing import AttentionPlan
 from simserve.cost.profile_file import Clock, Engine, Graphs, LogFile, ProfileFile
+from simserve.cost.step_model import COEFFICIENTS
 from simserve.cost.step_work import SizeFactors
 from simserve.errors import TraceError
 from simserve.fidelity.fit.coefficients import fit_prices
@@ -65,11 +66,13 @@ def fit_profile(
 
     Raises:
         TraceError: no log of `model` is there, logs are of several GPUs or engines, or one is
-            fitted and held out at once, or does not time its schedule() and update().
+            fitted and held out at once, or does not time its schedule() and update(); or the
+            fitted coefficients are none of a real engine's.
     """
     own = [log for log in fitted if log.model == model]
     _check(fitted, held_out, own, model)
     prices = fit_prices(fitted, graphs, model, known or {}, own_hosts)
+    _check_bounds(prices.coefficients)
     told = [log for log in own if log.has_host and log.name not in own_hosts]
     unseen = [log for log in held_out if log.model == model]
     return ProfileFile(
@@ -113,6 +116,16 @@ def _check(
             raise TraceError(
                 f"{log.name}: all its schedule() and update() times are 0, so nothing tells the "
                 "host's part of its steps from the GPU's"
+            )
+
+
+def _check_bounds(coefficients: Mapping[str, float]) -> None:
+    for name, value in coefficients.items():
+        known = COEFFICIENTS[name]
+        if not known.low <= value <= known.high:
+            raise TraceError(
+                f"the steps give {name} = {value:g} {known.unit}, which is not from {known.low:g} "
+                f"to {known.high:g}: are their times in other units?"
             )
 
 

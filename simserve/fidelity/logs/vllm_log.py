@@ -39,7 +39,7 @@ _CONFIG = ("budget", "threshold", "max_num_seqs", "max_model_len", "block_size",
            "async_scheduling")  # fmt: skip
 _US = 1e-6
 _MAX_US = 2**53
-_MAX_BLOCK_SIZE, _MAX_BLOCKS = 65536, 10**8
+_MAX_BLOCK_SIZE, _MAX_BLOCKS, _MAX_LENGTH = 65536, 10**8, 10**9
 _ROUNDING_US = 2
 """Start and duration are rounded apart: an end may come out a microsecond or two late."""
 
@@ -113,6 +113,8 @@ class StepLog:
     requests: tuple[TraceRequest, ...]
     """In file order; ids are the places in it as text, `arrival_s` is when a request was due,
     `output_len` what came out, if anything did."""
+    asked_lens: tuple[int, ...]
+    """Output tokens asked for; shape [requests]."""
     added_s: NDArray[np.float64]
     """When the engine's loop handed each request over; shape [requests]."""
     token_times_s: tuple[NDArray[np.float64], ...]
@@ -164,16 +166,19 @@ class _Reader:
 
     def log(self, document: Mapping[str, Any]) -> StepLog:
         requests, added_s, token_times_s = self._requests(document["requests"])
-        steps = self._steps(document["steps"], len(requests))
-        self._check_added(requests, added_s, steps)
+        asked_lens = tuple(entry["out"] for entry in document["requests"])
+        lengths = [r.prompt_len + asked for r, asked in zip(requests, asked_lens, strict=True)]
+        steps = self._steps(document["steps"], lengths)
+        added_s = self._checked_added(requests, added_s, steps)
         return StepLog(
             path=self._path,
-            name=str(document.get("name", self._path.name.removesuffix(".json.gz"))),
-            engine=str(document.get("engine", "")),
-            gpu=str(document.get("gpu", "")),
-            model=str(document.get("model", "")),
+            name=self._text(document, "name", self._path.name.removesuffix(".json.gz")),
+            engine=self._text(document, "engine"),
+            gpu=self._text(document, "gpu"),
+            model=self._text(document, "model"),
             config=self._config(document["config"]),
             requests=requests,
+            asked_lens=asked_lens,
             added_s=added_s,
             token_times_s=token_times_s,
             steps=steps,
@@ -181,6 +186,12 @@ class _Reader:
 
     def _fail(self, where: str, field: str, message: str) -> NoReturn:
         raise TraceError(f"{self._path}: {where}: {field}: {message}")
+
+    def _text(self, document: Mapping[str, Any], field: str, default: str = "") -> str:
+        value = document.get(field, default)
+        if not isinstance(value, str):
+            self._fail("log", field, f"must be text, is {_short(value)}")
+        return value
 
     def _int(self, where: str, field: str, value: Any, least: int = 0, most: int = _MAX_US) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -248,9 +259,10 @@ class _Reader:
             requests.append(replace(request, output_len=len(times[-1]) or request.output_len))
         return tuple(requests), np.array(added), tuple(times)
 
-    def _check_added(
+    def _checked_added(
         self, requests: Sequence[TraceRequest], added_s: NDArray[np.float64], steps: LogSteps
-    ) -> None:
+    ) -> NDArray[np.float64]:
+        """The times, none of which rounding has left behind the step that has the request."""
         due_s = np.array([request.arrival_s for request in requests])
         seen, rows = np.unique(steps.request, return_index=True)
         first = np.searchsorted(steps.row_offsets, rows, side="right") - 1
@@ -261,6 +273,8 @@ class _Reader:
             early = added_s[i] < due_s[i]
             what = "its arrival" if early else "the start of the first step that schedules it"
             self._fail(f"requests[{i}]", "added", f"lies {'before' if early else 'after'} {what}")
+        checked_s: NDArray[np.float64] = np.minimum(added_s, start_s)
+        return checked_s
 
     def _request(self, where: str, request_id: str, entry: Mapping[str, Any]) -> TraceRequest:
         arrival_s = entry.get("arrival")
@@ -273,12 +287,13 @@ class _Reader:
         for part in parts:
             if not isinstance(part, list) or len(part) != 2:
                 self._fail(where, "segs", f"must be [segment id, length], is {_short(part)}")
-            prompt.append((self._int(where, "segs", part[0]), self._int(where, "segs", part[1], 1)))
+            length = self._int(where, "segs", part[1], 1, _MAX_LENGTH)
+            prompt.append((self._int(where, "segs", part[0]), length))
         return TraceRequest(
             request_id=request_id,
             arrival_s=float(arrival_s),  # type: ignore[arg-type]
             prompt=tuple(prompt),
-            output_len=self._int(where, "out", entry.get("out"), 1),
+            output_len=self._int(where, "out", entry.get("out"), 1, _MAX_LENGTH),
             priority=self._int(where, "priority", entry.get("priority", 0), -_MAX_US),
         )
 
@@ -301,7 +316,8 @@ class _Reader:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def _steps(self, entries: Any, num_requests: int) -> LogSteps:
+    def _steps(self, entries: Any, lengths: Sequence[int]) -> LogSteps:
+        """`lengths`: the most tokens that each request can have, its prompt included."""
         if not isinstance(entries, list) or not entries:
             self._fail("steps", "steps", "must be a list of at least one step")
         clocks: list[list[int]] = []
@@ -314,11 +330,11 @@ class _Reader:
                 self._fail(where, "step", f"must be a list of 6 entries, is {_short(entry)}")
             for name, value in zip(_CLOCKS, entry[:4], strict=True):
                 self._int(where, name, value, 1 if name == "duration" else 0)
-            of_step = self._rows(where, entry[4], num_requests)
+            of_step = self._rows(where, entry[4], lengths)
             victims = self._numbers(where, "preempted", entry[5]).tolist()
             for i, victim in enumerate(victims):
-                if victim >= num_requests or victim in victims[:i]:
-                    what = f"request {victim} is not one of {num_requests}, or stands there twice"
+                if victim >= len(lengths) or victim in victims[:i]:
+                    what = f"request {victim} is not one of {len(lengths)}, or stands there twice"
                     self._fail(where, "preempted", what)
             if entry[2] + entry[3] > entry[1] + _ROUNDING_US:
                 self._fail(where, "duration", "is shorter than schedule and update together")
@@ -351,16 +367,17 @@ class _Reader:
             preempted=preempted,
         )
 
-    def _rows(self, where: str, rows: Any, num_requests: int) -> Sequence[Sequence[int]]:
+    def _rows(self, where: str, rows: Any, lengths: Sequence[int]) -> Sequence[Sequence[int]]:
         if not isinstance(rows, list):
             self._fail(where, "rows", f"must be a list, is {_short(rows)}")
         for row in rows:
             if not isinstance(row, list) or [type(value) for value in row] != [int, int, int]:
                 self._fail(where, "rows", f"must be [request, tokens, computed], is {_short(row)}")
-            if not 0 <= row[0] < num_requests:
-                self._fail(where, "rows", f"request {row[0]} is not one of {num_requests}")
-            if not (1 <= row[1] <= _MAX_US and 0 <= row[2] <= _MAX_US):
-                self._fail(where, "rows", f"tokens must be positive, are {_short(row)}")
+            if not 0 <= row[0] < len(lengths):
+                self._fail(where, "rows", f"request {row[0]} is not one of {len(lengths)}")
+            if row[1] < 1 or row[2] < 0 or row[1] + row[2] > lengths[row[0]]:
+                most = f"and at most {lengths[row[0]]} (prompt and out) together"
+                self._fail(where, "rows", f"tokens must be positive, {most}, are {_short(row)}")
         if len({row[0] for row in rows}) < len(rows):
             self._fail(where, "rows", "a request must not be scheduled twice in a step")
         return rows

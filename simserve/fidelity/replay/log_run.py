@@ -13,6 +13,7 @@ from simserve.engine.simulation import simulate
 from simserve.errors import TraceError
 from simserve.executor.replay import RecordEndsError, ReplayExecutor
 from simserve.fidelity.logs.vllm_log import StepLog
+from simserve.fidelity.replay.endings import open_ends
 from simserve.fidelity.replay.plans import PlanCheck, PlanDifference
 from simserve.kv.manager import PagedKVCacheManager
 from simserve.metrics.recorder import RunData, RunRecorder
@@ -42,7 +43,8 @@ def simulate_log(log: StepLog, executor: Executor, observer: Observer | None = N
 def replay_log(log: StepLog, observer: Observer | None = None) -> RunData:
     """The same with the measured times of all steps; requests come at their `added` time.
 
-    Arrival times in the result are those at which requests were due, as in `simulate_log`.
+    Arrival times in the result are those at which requests were due, as in `simulate_log`. Requests
+    that were not over with their last token want all tokens that they asked for.
 
     Raises:
         TraceError: the decisions of the log's engine are not known.
@@ -50,7 +52,15 @@ def replay_log(log: StepLog, observer: Observer | None = None) -> RunData:
     """
     added = log.added_s.tolist()
     order = sorted(range(len(added)), key=lambda i: (added[i], log.requests[i].arrival_s))
-    requests = [replace(log.requests[i], arrival_s=added[i]) for i in order]
+    unfinished = open_ends(log)
+    requests = [
+        replace(
+            log.requests[i],
+            arrival_s=added[i],
+            output_len=log.asked_lens[i] if i in unfinished else log.requests[i].output_len,
+        )
+        for i in order
+    ]
     executor = ReplayExecutor(log.steps.start_s, log.steps.end_s)
     data = _simulate(log, requests, executor, observer)
     for row, request_id in enumerate(data.requests.request_ids):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from simserve.errors import TraceError
 from simserve.fidelity.logs.vllm_log import StepLog
 from simserve.fidelity.replay.endings import check_lengths, open_ends
+from simserve.fidelity.replay.token_times import check_token_times
 
 __all__ = ["check_can_be_judged", "group_repeats"]
 
@@ -45,7 +46,8 @@ def check_can_be_judged(log: StepLog, *, by_host: bool) -> None:
     """Refuse a log of which it is not known what a simulation would have to do.
 
     A prompt that is too long gets no token from an engine, and none here. Any other request must
-    have ended with a token, and with `by_host` the log must tell the host's speed.
+    have ended with a token, tokens must have come out in the steps that computed them, and with
+    `by_host` the log must tell the host's speed.
 
     Raises:
         TraceError: names the log and what it lacks.
@@ -57,6 +59,7 @@ def check_can_be_judged(log: StepLog, *, by_host: bool) -> None:
             "before): what the engine would have done for it is not known; `simserve fit` takes "
             "such a log, validate needs the tokens of every request"
         )
+    check_token_times(log)
     if by_host and not (log.steps.schedule_s.any() or log.steps.update_s.any()):
         raise TraceError(
             f"{log.path}: steps: all schedule() and update() times are 0, so they do not tell "

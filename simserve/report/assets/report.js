@@ -45,10 +45,13 @@
     const room = spec.pad ? (of(high) - of(low)) * 0.06 : 0;
     const first = of(low) - (spec.zero && low === 0 ? 0 : room), last = of(high) + room;
     const undo = spec.log ? (v) => 10 ** v : (v) => v;
+    const at = (v) => from + (of(v) - first) / (last - first) * (to - from);
+    const half = (v) => 3.5 * tick(v).length + 3;
+    const fit = spec.ticks && spec.ticks.every((v, i, all) => i === 0 || at(v) - at(all[i - 1]) > half(v) + half(all[i - 1]));
     return {
-      at: (v) => from + (of(v) - first) / (last - first) * (to - from),
+      at,
       value: (p) => undo(first + (p - from) / (to - from) * (last - first)),
-      ticks: spec.ticks || (spec.log ? logTicks : linearTicks)(undo(first), undo(last), count),
+      ticks: fit ? spec.ticks : (spec.log ? logTicks : linearTicks)(undo(first), undo(last), count),
     };
   };
 

@@ -71,6 +71,9 @@ class MooncakeReader(Reader):
             }
             session = text_or_none(record, "session_id")
             previous = last_of.get(session) if session is not None else None
+            if "timestamp" in record and record.get("delay") is not None:
+                message = "stands beside timestamp: a request waits, or has a time of its own"
+                raise BadRow("delay", message, "two_times")
             if "timestamp" in record or previous is None:
                 ticks = moment(record, "timestamp")
             else:
