@@ -182,13 +182,13 @@ def _traffic_table(trace: Trace, stats: TraceStats) -> Table:
     hit_percent = 100 * stats.prefix_hit_share
     rate = "{:.3f} requests/s" if (stats.rate_rps or 1.0) >= 0.1 else "{:.3g} requests/s"
     rows = {
-        "requests": f"{stats.num_requests:,}",
+        "requests": str(stats.num_requests),
         **_waiting(trace),
         "span": f"{stats.span_s:,.3f} s",
         "rate": _or_dash(stats.rate_rps, rate),
         "CV of the gaps (1: Poisson)": _or_dash(stats.gap_cv, "{:.2f}"),
         "variance / mean of arrivals per 1 s (1: Poisson)": _or_dash(stats.iod, "{:.2f}"),
-        "arrivals equal to the one before": f"{stats.num_ties:,}",
+        "arrivals equal to the one before": str(stats.num_ties),
         f"prefix-hit bound, {stats.block_size}-token blocks": f"{hit_percent:.1f} %",
     }
     for label, value in rows.items():
@@ -198,7 +198,7 @@ def _traffic_table(trace: Trace, stats: TraceStats) -> Table:
 
 def _waiting(trace: Trace) -> dict[str, str]:
     number = trace.report.num_waiting
-    return {"of them start after another one's end": f"{number:,}"} if number else {}
+    return {"of them start after another one's end": str(number)} if number else {}
 
 
 def _length_table(stats: TraceStats) -> Table:

@@ -66,13 +66,12 @@ def fit_profile(
 
     Raises:
         TraceError: no log of `model` is there, logs are of several GPUs or engines, or one is
-            fitted and held out at once, or does not time its schedule() and update(); or the
-            fitted coefficients are none of a real engine's.
+            fitted and held out at once, does not time its schedule() and update(), or has
+            times of other units.
     """
     own = [log for log in fitted if log.model == model]
     _check(fitted, held_out, own, model)
-    prices = fit_prices(fitted, graphs, model, known or {}, own_hosts)
-    _check_bounds(prices.coefficients)
+    prices = _checked(fit_prices(fitted, graphs, model, known or {}, own_hosts))
     told = [log for log in own if log.has_host and log.name not in own_hosts]
     unseen = [log for log in held_out if log.model == model]
     return ProfileFile(
@@ -119,14 +118,15 @@ def _check(
             )
 
 
-def _check_bounds(coefficients: Mapping[str, float]) -> None:
-    for name, value in coefficients.items():
+def _checked(prices: Prices) -> Prices:
+    for name, value in prices.coefficients.items():
         known = COEFFICIENTS[name]
         if not known.low <= value <= known.high:
             raise TraceError(
                 f"the steps give {name} = {value:g} {known.unit}, which is not from {known.low:g} "
                 f"to {known.high:g}: are their times in other units?"
             )
+    return prices
 
 
 def _engine(log: LoadedLog) -> Engine:
