@@ -135,11 +135,10 @@ def test_inspect_prints_the_figures_of_a_trace(tmp_path: Path) -> None:
     assert [cell.strip() for cell in prompt.split("│")[2:-1]] == ["29.8", "6", "76", "103", "106"]
 
 
-def test_a_low_rate_is_not_none_and_counts_have_thousands(tmp_path: Path) -> None:
+def test_a_low_rate_is_not_none(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "slow.jsonl", *(mooncake(10**8 * t) for t in range(1200)))
     _, output = call("inspect", path)
     assert " 1e-05 requests/s " in output
-    assert " 1,200 " in output
 
 
 @pytest.mark.parametrize("lengths", [(600, 700, 800), (20, 4000), (5, 5)])

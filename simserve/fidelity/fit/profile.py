@@ -66,8 +66,7 @@ def fit_profile(
 
     Raises:
         TraceError: no log of `model` is there, logs are of several GPUs or engines, or one is
-            fitted and held out at once, does not time its schedule() and update(), or has
-            times of other units.
+            fitted and held out at once, has no schedule() and update() times, or other units.
     """
     own = [log for log in fitted if log.model == model]
     _check(fitted, held_out, own, model)
