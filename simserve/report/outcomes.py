@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,28 +22,37 @@ def rejections(errors: Iterable[str]) -> Iterator[str]:
     >>> list(rejections(["12 tokens are too many", "no room", "15 tokens are too many"]))
     ['2 rejected, such as: 12 tokens are too many', '1 rejected: no room']
     """
-    alike: dict[str, list[str]] = {}
-    for error in errors:
-        alike.setdefault(_NUMBER.sub("#", error), []).append(error)
-    for found in sorted(alike.values(), key=len, reverse=True):
-        such = ", such as" if len(set(found)) > 1 else ""
-        yield f"{len(found):,} rejected{such}: {found[0]}"
+    for first, count, differ in sorted(_alike(errors), key=lambda one: -one[1]):
+        yield f"{count:,} rejected{', such as' if differ else ''}: {first}"
 
 
 def points_warnings(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What came up in points of a sweep, and in how many of them.
+    """What came up in points of a sweep, and in how many of them; numbers in it may differ.
 
-    >>> points_warnings([{"rejected": 2}, {"rejected": 0, "warnings": "too long"}, {}])[1:]
-    ['too long (1 of 3 points)']
+    >>> said = [{"rejected": 2}, {"warnings": "3 are far"}, {"warnings": "4 are far"}]
+    >>> points_warnings(said)[1:]
+    ['3 are far (2 of 3 points, with other numbers)']
     """
-    counts: Counter[str] = Counter()
+    said = []
     for summary in summaries:
         if (summary.get("rejected") or 0) > 0:
-            counts["rejected requests are in no latency: see the column `rejected`"] += 1
+            said.append("rejected requests are in no latency: see the column `rejected`")
         if isinstance(text := summary.get("warnings"), str):
-            counts[text] += 1
+            said.append(text)
     points = counted(len(summaries), "point")
-    return [f"{text} ({count} of {points})" for text, count in counts.items()]
+    return [
+        f"{first} ({count} of {points}{', with other numbers' if differ else ''})"
+        for first, count, differ in _alike(said)
+    ]
+
+
+def _alike(texts: Iterable[str]) -> Iterator[tuple[str, int, bool]]:
+    """The first of those alike but for numbers, how many there are, and whether they differ."""
+    alike: dict[str, list[str]] = {}
+    for text in texts:
+        alike.setdefault(_NUMBER.sub("#", text), []).append(text)
+    for found in alike.values():
+        yield found[0], len(found), len(set(found)) > 1
 
 
 def cached_share(summary: Mapping[str, Scalar]) -> float | None:

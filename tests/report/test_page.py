@@ -277,12 +277,23 @@ def test_warnings_of_points_are_on_the_page(sweep: Path, tmp_path: Path) -> None
     copy = tmp_path / "copy"
     shutil.copytree(sweep, copy)
     frame = pd.read_parquet(sweep / "summary.parquet")
-    said = ["not <measured>", *(f"outside {i}" for i in range(len(frame) - 1))]
+    said = ["not <measured>", *(f"outside {'abcdef'[i]}" for i in range(len(frame) - 1))]
     frame.assign(warnings=said).to_parquet(copy / "summary.parquet")
     page = page_of(copy)
     assert '<p class="note">not &lt;measured&gt; (1 of 5 points)</p>' in page
-    assert '<p class="note">outside 2' not in page  # folded, and the failed point has none
-    assert "outside 2 (1 of 5 points)\noutside 3 (1 of 5 points)</pre>" in page
+    assert '<p class="note">outside c' not in page  # folded, and the failed point has none
+    assert "outside c (1 of 5 points)\noutside d (1 of 5 points)</pre>" in page
+
+
+def test_warnings_that_differ_in_numbers_are_told_once(sweep: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(sweep, copy)
+    frame = pd.read_parquet(sweep / "summary.parquet")
+    frame.assign(warnings=[f"{i} outside" for i in range(len(frame))]).to_parquet(
+        copy / "summary.parquet"
+    )
+    note = '<p class="note">0 outside (5 of 5 points, with other numbers)</p>'
+    assert note in page_of(copy)
 
 
 def test_a_failed_point_is_named(sweep: Path) -> None:
