@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from simserve.cli.json_file import JsonOption, write_json
-from simserve.errors import ConfigError, SimserveError
+from simserve.errors import ConfigError, SimserveError, TraceError
 
 if TYPE_CHECKING:
     from simserve.fidelity.logs.vllm_log import StepLog
@@ -96,8 +96,12 @@ def _read(files: Sequence[Path], by_host: bool) -> tuple[list[StepLog], list[_Re
     from simserve.fidelity.validate.judged_logs import check_can_be_judged
 
     logs, refused = [], []
+    seen: set[Path] = set()
     for file in files:
         try:
+            if file.resolve() in seen:
+                raise TraceError(f"{file}: is named twice; a log is no repeat of itself")
+            seen.add(file.resolve())
             log = read_vllm_log(file)
             check_can_be_judged(log, by_host=by_host)
         except SimserveError as error:

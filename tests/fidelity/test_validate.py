@@ -438,6 +438,16 @@ def test_a_log_that_cannot_be_judged_does_not_keep_others_from_it(tmp_path: Path
     assert "0 of 1 workloads within limits" in output
 
 
+def test_a_log_is_no_repeat_of_itself() -> None:
+    log = LOGS / "long_on_2048_1024.json.gz"
+    again = log.parent / ".." / log.parent.name / log.name
+    loose = [f"--tolerance={name}=1000" for name in ("ttft", "itl", "e2el", "throughput")]
+    status, output = run(str(log), str(again), "--profile", PROFILE, *loose)
+    assert status == 2
+    assert f"not judged: {again}: is named twice" in output
+    assert "1 of 1 workloads within limits" in output
+
+
 def test_a_profile_of_another_engine_or_gpu_is_flagged(warm: StepLog) -> None:
     assert profile_timing(PROFILE, warm).remarks == ()
     other = replace(warm, engine="vllm-0.11.0", gpu="NVIDIA A100")
