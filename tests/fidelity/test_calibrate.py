@@ -387,14 +387,16 @@ def test_the_profile_that_ships_is_what_its_steps_give() -> None:
     steps = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.steps.json.gz"
     calibration = read_calibration(steps)
     found, shipped = fit_calibration(calibration, name), load_profile(name)
+    # No step of this model waits for launches one by one.
+    told = [one for one in COEFFICIENTS if one != "launch_eager_layer_s"]
+    assert [found.coefficients[one] for one in told] == pytest.approx(
+        [shipped.coefficients[one] for one in told], rel=1e-3, abs=1e-9
+    )
+    assert found.size_factors == pytest.approx(shipped.size_factors, abs=0.002)
+    assert found.decode_size_factors == pytest.approx(shipped.decode_size_factors, abs=0.002)
     for group in GROUPS:
-        # Coefficients that few steps tell come out otherwise on another kind of processor.
         prices, of_shipped = (predicted_s(calibration, one, group)[1] for one in (found, shipped))
-        ratio = prices / of_shipped
-        assert np.abs(ratio - 1.0).mean() < 0.003
-        assert np.abs(ratio - 1.0).max() < 0.03
-        assert prices.sum() == pytest.approx(of_shipped.sum(), rel=0.001)
-    assert (found.domain, found.graphs) == (shipped.domain, shipped.graphs)
+        assert prices == pytest.approx(of_shipped, rel=1e-3)
     assert [log.sha256 for log in found.held_out] == [log.sha256 for log in shipped.held_out]
     assert found.fitted[1].sha256 == shipped.fitted[1].sha256
     assert found.attention_plan == shipped.attention_plan == AttentionPlan(**PLAN)

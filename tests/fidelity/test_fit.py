@@ -24,6 +24,7 @@ from simserve.fidelity.fit.least_squares import fit_bounded, fit_non_negative
 from simserve.fidelity.fit.prices import Prices
 from simserve.fidelity.fit.profile import fit_profile
 from simserve.fidelity.fit.residuals import step_errors_of
+from simserve.fidelity.fit.sizes import weighted_median
 from simserve.fidelity.logs.loaded_log import LoadedLog, load_log
 from simserve.fidelity.logs.vllm_log import read_vllm_log
 from tests.fidelity.synthetic_logs import synthetic_log
@@ -90,6 +91,15 @@ def test_sizes_with_poor_kernels_are_found(logs: list[LoadedLog]) -> None:
         assert found.coefficients[name] == pytest.approx(TRUE[name], rel=0.02)
     unlike = fit_profile([*sized, *logs[2:]], [], name="x", model="llama-3.2-1b")
     assert not unlike.size_factors
+
+
+@pytest.mark.parametrize("unit", [0.1, 0.3, 1 / 3, 1.0])
+@pytest.mark.parametrize("half", [1, 2, 3, 5, 7])
+def test_of_two_factors_in_the_middle_the_lower_counts(unit: float, half: int) -> None:
+    """Whether half the weights sum to half of their sum is a matter of rounding, which differs."""
+    values = np.arange(2.0 * half)
+    assert weighted_median(values, np.full(2 * half, unit)) == half - 1
+    assert weighted_median(values[1:], np.full(2 * half - 1, unit)) == half
 
 
 def test_outliers_do_not_move_it(logs: list[LoadedLog]) -> None:

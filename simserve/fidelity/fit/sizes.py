@@ -18,7 +18,7 @@ from simserve.cost.step_work import NO_FACTORS, SizeFactors
 from simserve.fidelity.fit.step import Sample, slowed
 from simserve.fidelity.logs.observations import PathSteps, split_by_path
 
-__all__ = ["bounded", "fit_size_factors"]
+__all__ = ["bounded", "fit_size_factors", "weighted_median"]
 
 Floats = NDArray[np.float64]
 
@@ -30,6 +30,7 @@ follow one another, on a host of one speed."""
 _FEWEST_FOR_SCATTER = 5
 _LEAST_SCATTER = 0.01
 _DIGITS, _NEAR = 3, 0.01
+_ROUNDING = 1e-9
 _LINEAR, _HEAD = PARTS.index("linear_s"), PARTS.index("lm_head_s")
 _LAUNCH, _INPUTS = PARTS.index("launch_s"), PARTS.index("inputs_s")
 
@@ -88,7 +89,7 @@ def _factors(told: _Told, coefficients: Mapping[str, float]) -> dict[int, float]
         rows = at == place
         if counts[place] >= _FEWEST:
             precision = weights[rows].mean() * min(counts[place], _MOST)
-            middle = _weighted_median(excess[rows], weights[rows])
+            middle = weighted_median(excess[rows], weights[rows])
             factors[one] = 1.0 + middle * precision / (precision + _PRIOR**-2)
     return _bounded(factors, coefficients)
 
@@ -145,7 +146,9 @@ def _weights(
     return weights
 
 
-def _weighted_median(values: Floats, weights: Floats) -> float:
+def weighted_median(values: Floats, weights: Floats) -> float:
+    """Of two that are in the middle the lower one, however sums of weights are rounded."""
     order = np.argsort(values)
     total = weights[order].cumsum()
-    return float(values[order][np.searchsorted(total, total[-1] / 2)])
+    half = (1.0 - _ROUNDING) * total[-1] / 2
+    return float(values[order][np.searchsorted(total, half)])
