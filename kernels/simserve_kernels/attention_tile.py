@@ -118,9 +118,9 @@ def _find_tile(query_start: tl.tensor, num_seqs: tl.tensor, opt: tl.constexpr) -
     The tiles of sequence s begin at `its first row // block_m + s`: at most one more than its rows
     need, and that one finds that it has no rows.
     """
-    pid = tl.num_programs(1) - 1 - tl.program_id(1)
     if opt.one_tile:
-        return pid, 0
+        return tl.program_id(1), 0
+    pid = tl.num_programs(1) - 1 - tl.program_id(1)
     seqs = tl.arange(0, opt.seqs_pad)
     origin = tl.load(query_start).to(tl.int32)
     starts = tl.load(query_start + seqs, mask=seqs < num_seqs, other=0).to(tl.int32)
@@ -309,8 +309,9 @@ def attention_kernel(
 
     Grid: (K/V heads, tiles), where `tiles` is an upper bound; the spare programs return at once. A
     program owns `block_m` rows of one sequence and one K/V head, from their first visible key to
-    their last, and stores them once. Program numbers run backwards: the tiles at a sequence's end,
-    which see the most keys, start first.
+    their last, and stores them once. Where sequences have several tiles, program numbers run
+    backwards: those at a sequence's end, which see the most keys, start first. Else they run
+    forwards, as spare programs stand at the end of the batch: real ones need not wait for them.
 
     Sequences of fewer rows than `min_rows`, or more than `max_rows`, are left to another launch.
     """

@@ -164,7 +164,7 @@ class Dealer:
             if n * self._group > whole.rows
             for tile in self._tiles(start, n, tall)
         ]
-        busiest = _busiest(seen[::-1], self._slots(whole))
+        busiest = _busiest(seen, self._slots(whole))
         pairs_at_a_time = tall.rows / self._group * tall.programs / self._kv_heads
         return Dealt(
             0,

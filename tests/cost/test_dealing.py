@@ -149,15 +149,17 @@ def test_the_first_long_context_makes_the_launch_a_long_one(
     assert rounds == [4096 // 32, -(-4097 // 64)]
 
 
-def test_a_batch_begins_with_its_last_request(dealer: Dealer, step: Callable[..., StepRun]) -> None:
-    """66 contexts are read at a time. One of 6,000 tokens at the end is read beside all others; at
-    the front it waits for the first of them."""
+def test_a_batch_begins_with_its_first_request(
+    dealer: Dealer, step: Callable[..., StepRun]
+) -> None:
+    """66 contexts are read at a time. One of 6,000 tokens at the front is read beside all others;
+    at the end it waits for the first of them."""
     long, short, chunk = (5999, 1), [(99, 1)] * 66, (0, 64)
     front, end = (
         dealer.deal(step(*requests), 136).busiest_kv_tokens
         for requests in ((long, *short, chunk), (*short, long, chunk))
     )
-    assert (front, end) == (100 + 6000, 6000)
+    assert (front, end) == (6000, 100 + 6000)
 
 
 @given(sizes=sizes, slots=st.integers(1, 70))

@@ -68,7 +68,7 @@ def test_chunks_are_those_of_the_decode_kernel(device: str, seed: int) -> None:
 
 
 def test_tiles_are_those_of_the_prefill_kernel(device: str, seed: int) -> None:
-    """The kernel begins with the last tile; of sequences that fit one tile, with the last one."""
+    """The kernel begins with the last tile; of sequences that fit one tile, with the first one."""
     profile = load_profile("h200-llama-3.1-8b-simserve")
     assert profile.attention_plan is not None
     model, kind = load_model("llama-3.1-8b"), profile.attention_plan.short.tall
@@ -82,7 +82,7 @@ def test_tiles_are_those_of_the_prefill_kernel(device: str, seed: int) -> None:
                 keys[seq, tile] = taken
         begins = [0, *np.cumsum(lengths).tolist()]
         whole = launched(device, begins, group, kind.rows, one_tile=True)
-        assert [seq for seq, _ in whole] == list(range(number))[::-1]
+        assert [seq for seq, _ in whole] == list(range(number))
         found = launched(device, begins, group, kind.rows, one_tile=False)
         real = [(seq, tile) for seq, tile in found if tile * kind.rows < lengths[seq] * group]
         assert real == order[::-1]
