@@ -11,8 +11,8 @@ The tile, its online softmax and the formula of the scores are those of `attenti
 Grid: (K/V heads, tiles of rows); a program owns one tile of one sequence and one K/V head. The host
 does not wait for the device, so it knows the lengths' sum only: there are tokens × group // block_m
 + sequences tiles, an upper bound. Where short and long sequences may meet in one batch, two
-launches share the work: tall tiles for the long ones, tiles of 16 rows for those whose
-q_len × group rows fit one, on a second stream beside the first. Each skips the other's.
+launches share the work: tiles of 16 rows for those whose q_len × group rows fit one, and tall tiles
+for the others on a second stream beside the first. Each skips the other's.
 """
 
 from __future__ import annotations
@@ -182,30 +182,29 @@ def _launch(
 def _launch_mixed(call: _Call, shape: CacheShape, num: Numbers, tall: _Rows, short: _Rows) -> None:
     """Launch tall and short tiles side by side; captured into a CUDA graph these are two branches.
 
-    The short ones read more than they multiply. Where tall tiles take long, for their many keys,
-    they go first, and the short ones fill the processors that their last wave leaves idle. Else
-    the short ones go first.
+    The short ones read more than they multiply. They go first, so that they spread over all
+    processors, and tall tiles take what they leave. That is sure only in the stream of what was
+    before: another one starts a little later, and finds tall tiles where it would go.
     """
     few = tall.max_keys <= FEW_KEYS
     # Few programs at a time must keep the memory busy, so that each takes more at a time.
     plain = few or call.q.dtype == torch.float32 or shape.head_size > FILLING_HEAD_SIZE
-    launches = [(tall, None), (short, None if plain else FILLING_TILE)]
-    first, second = reversed(launches) if few else launches
+    tile = None if plain else FILLING_TILE
     if call.q.device.type != "cuda":
-        _launch_rows(call, shape, num, *first)
-        _launch_rows(call, shape, num, *second)
+        _launch_rows(call, shape, num, short, tile)
+        _launch_rows(call, shape, num, tall, None)
         return
-    main, urgent = torch.cuda.current_stream(), _urgent_stream(call.q.device)
-    urgent.wait_stream(main)
-    with torch.cuda.stream(urgent):
-        _launch_rows(call, shape, num, *first)
-    _launch_rows(call, shape, num, *second)
-    main.wait_stream(urgent)
+    main, side = torch.cuda.current_stream(), _side_stream(call.q.device)
+    side.wait_stream(main)
+    _launch_rows(call, shape, num, short, tile)
+    with torch.cuda.stream(side):
+        _launch_rows(call, shape, num, tall, None)
+    main.wait_stream(side)
 
 
 @cache
-def _urgent_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _launch_rows(
