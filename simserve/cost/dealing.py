@@ -94,8 +94,10 @@ class Dealt(NamedTuple):
     """In so many rounds of a tile's keys."""
     bound_pairs: Number
     """Query-key pairs that all of the GPU could have computed when the last tile is done."""
-    occupied: Number
-    """The share of the GPU that tiles take at first."""
+    taken_kv_tokens: Number
+    """What is not cut keeps the places for tiles for so many KV tokens, on average."""
+    taken_rounds: Number
+    """In so many rounds of a tile's keys."""
 
 
 class Dealer:
@@ -137,10 +139,10 @@ class Dealer:
             for since in range(-first, count, _TOGETHER)
         ]
         if count == 1:
-            return Dealt(*found[0], 0, 0, 0, 0, 0)
+            return Dealt(*found[0], 0, 0, 0, 0, 0, 0)
         place = (first + np.arange(count)) // _TOGETHER
         chunks, idle = np.array(found)[place].T
-        return Dealt(chunks, idle, 0, 0, 0, 0, 0)
+        return Dealt(chunks, idle, 0, 0, 0, 0, 0, 0)
 
     def _chunks(self, contexts: list[int], split: SplitDecodes) -> tuple[int, int]:
         """How many chunks there are, and the KV tokens for which parts of the GPU are idle."""
@@ -165,6 +167,7 @@ class Dealer:
             for tile in self._tiles(start, n, tall)
         ]
         busiest = _busiest(seen, self._slots(whole))
+        taken = sum(seen) * self._kv_heads / tall.programs
         pairs_at_a_time = tall.rows / self._group * tall.programs / self._kv_heads
         return Dealt(
             0,
@@ -173,7 +176,8 @@ class Dealer:
             busiest,
             -(-busiest // whole.keys),
             pairs_at_a_time * self._last_tile(tiles[::-1], tall.programs),
-            min(1.0, len(tiles) * self._kv_heads / tall.programs),
+            taken,
+            taken / whole.keys,
         )
 
     def _tiles(self, start: int, num_tokens: int, kind: Tiles) -> list[int]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -155,6 +155,16 @@ class ProfileFile(_Strict):
     """By what was known (`blind`, `host_known`) of files that were not fitted, by regime."""
     fitted: list[LogFile] = []
     held_out: list[LogFile] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_plan(cls, data: Any) -> Any:
+        """Where nothing is dealt out, a file need not have the coefficients of that: they are 0."""
+        if isinstance(data, dict) and data.get("attention_plan") is None:
+            given = data.get("coefficients")
+            if isinstance(given, dict):
+                return {**data, "coefficients": {**dict.fromkeys(OF_PLANS, 0.0), **given}}
+        return data
 
     @model_validator(mode="after")
     def _check(self) -> ProfileFile:

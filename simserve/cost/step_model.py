@@ -116,6 +116,7 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
     "context_layer_s": _seconds(5e-9, "per layer and token that is waited for, with prefills"),
     "round_layer_s": _seconds(3e-7, "per layer and round of keys that is waited for"),
     "context_blend": Coefficient("", 0.3, 0.0, 2.0, False, "from waiting for it to adding it up"),
+    "overlap_blend": Coefficient("", 0.5, 0.0, 2.0, False, "rounding where two launches overlap"),
     "kv_imbalance": Coefficient("", 0.2, 0.0, 1.0, False, "more for decodes of unlike contexts"),
     "shared_kv_saved": Coefficient(
         "share of its time", 0.5, 0.0, 1.0, False, "that KV saves where another request reads it"
@@ -128,7 +129,7 @@ COEFFICIENTS: Mapping[str, Coefficient] = {
 }
 """All coefficients of the model; `docs/cost-models.md` has the formulas."""
 
-OF_PLANS = ("merge_layer_s", "round_layer_s", "shared_kv_saved")
+OF_PLANS = ("merge_layer_s", "round_layer_s", "overlap_blend", "shared_kv_saved")
 """Those that count where it is known how attention is dealt out."""
 
 PARTS = (
@@ -224,6 +225,7 @@ class Rates(NamedTuple):
     context_s: float
     round_s: float
     context_blend: float
+    overlap_blend: float
     pair_s: float
     head_weights_s: float
     row_products_s: float
@@ -263,6 +265,7 @@ def rates(c: Mapping[str, float], s: Sheet) -> Rates:
         context_s=s.num_layers * c["context_layer_s"],
         round_s=s.num_layers * c["round_layer_s"],
         context_blend=c["context_blend"],
+        overlap_blend=c["overlap_blend"],
         pair_s=s.pair_s / c["prefill_flops"],
         head_weights_s=s.head_weights_s / bandwidth,
         row_products_s=s.head_row_flops_s / flops,
@@ -296,7 +299,7 @@ def step_parts(
     prefill: Number = 0.0
     if work.num_prefills is not None:
         inputs = inputs + r.inputs_mixed_s
-        prefill = r.mixed_s + _attention_prefill(r, work, decode)
+        prefill = _attention_prefill(r, work, decode)
     # Logits are written, cast and read by the sampler after the head's one product.
     head = larger(r.row_products_s * rows, r.head_weights_s) + r.row_s * rows
     launch: Number = 0.0
@@ -349,9 +352,16 @@ def _dealt_decode(r: Rates, work: StepWork, dealt: Dealt) -> Number:
         read = _from_memory(r, work, work.decode_kv_tokens)
         tokens = read + r.kv_imbalance * dealt.idle_kv_tokens
         return r.kv_token_s * tokens + r.decode_s * dealt.num_chunks + r.merge_s
-    read_s = r.mixed_kv_token_s * _from_memory(r, work, dealt.whole_kv_tokens)
-    busiest_s = r.context_s * dealt.busiest_kv_tokens + r.round_s * dealt.busiest_rounds
-    return blend(read_s, busiest_s, r.context_blend)
+    tokens = _from_memory(r, work, dealt.whole_kv_tokens)
+    busiest_s = _one_by_one(r, work, dealt.busiest_kv_tokens, dealt.busiest_rounds)
+    return blend(r.mixed_kv_token_s * tokens, busiest_s, r.context_blend)
+
+
+def _one_by_one(r: Rates, work: StepWork, tokens: Number, rounds: Number) -> Number:
+    """What a part of the GPU takes to read KV, round after round; what the cache has sooner."""
+    assert work.dealt is not None
+    whole = larger(work.dealt.whole_kv_tokens, 1)
+    return (r.context_s * tokens + r.round_s * rounds) * (_from_memory(r, work, whole) / whole)
 
 
 def _from_memory(r: Rates, work: StepWork, tokens: Number) -> Number:
@@ -371,12 +381,14 @@ def _attention_prefill(r: Rates, work: StepWork, decode: Number) -> Number:
     sum: a blend of width 0 to 2.
     """
     if work.dealt is not None:
-        # Two launches: what is not cut begins where tiles leave room, and else after them.
-        tiles = r.pair_s * work.dealt.bound_pairs
-        return blend(decode, tiles, 2.0 * work.dealt.occupied) - decode
+        # Two launches: tiles begin when what is not cut has left them places.
+        taken_s = _one_by_one(r, work, work.dealt.taken_kv_tokens, work.dealt.taken_rounds)
+        waited_s = decode - larger(decode - taken_s, 0.0)
+        tiles = waited_s + (r.mixed_s + r.pair_s * work.dealt.bound_pairs)
+        return blend(decode, tiles, r.overlap_blend) - decode
     prefill = r.kv_token_s * work.prefill_kv_tokens + r.pair_s * work.prefill_pairs
     longest_s = r.context_s * work.longest_kv_tokens
-    return blend(decode + prefill, longest_s, r.context_blend) - decode
+    return r.mixed_s + (blend(decode + prefill, longest_s, r.context_blend) - decode)
 
 
 def blend(a: Number, b: Number, width: Number) -> Number:

@@ -92,8 +92,8 @@ def test_alike_contexts_fill_a_round_or_begin_another(
 ) -> None:
     """A GPU that runs 264 programs has room for 33 contexts of 8 KV heads."""
     one, two = (dealer.deal(step(*[(512, 1)] * n), 40) for n in (33, 34))
-    assert one == Dealt(33, 0, 0, 0, 0, 0, 0)
-    assert two == Dealt(34, (2 * 33 - 34) * 513, 0, 0, 0, 0, 0)
+    assert one == Dealt(33, 0, 0, 0, 0, 0, 0, 0)
+    assert two == Dealt(34, (2 * 33 - 34) * 513, 0, 0, 0, 0, 0, 0)
 
 
 def test_a_long_context_among_short_ones_is_cut(
@@ -106,7 +106,7 @@ def test_a_long_context_among_short_ones_is_cut(
     long, short = (16_383 // 16 * 16, 1), (240, 1)
     found = dealer.deal(step(*[short] * 4, long, *[short] * 4), 16)
     read = 8 * 241 + 16_369
-    assert found == Dealt(8 + 52, 66 * 320 - read, 0, 0, 0, 0, 0)
+    assert found == Dealt(8 + 52, 66 * 320 - read, 0, 0, 0, 0, 0, 0)
 
 
 def test_a_context_alone_is_cut_to_fill_the_gpu(
@@ -121,9 +121,10 @@ def test_a_context_alone_is_cut_to_fill_the_gpu(
 
 
 def test_a_decode_beside_a_chunk_is_not_cut(dealer: Dealer, step: Callable[..., StepRun]) -> None:
-    """512 tokens of 4 query heads a KV head are 32 tiles of 64 rows; 33 run at a time."""
+    """512 tokens of 4 query heads a KV head are 32 tiles of 64 rows, for which there are 33 places:
+    on average the decode takes each for a 33rd of its tokens."""
     found = dealer.deal(step((999, 1), (0, 512)), 520)
-    assert found == Dealt(0, 0, 1000, 1000, 32, 16 * 33 * 512, 32 / 33)
+    assert found == Dealt(0, 0, 1000, 1000, 32, 16 * 33 * 512, 1000 / 33, 1000 / 33 / 32)
 
 
 def test_beside_a_long_context_tiles_are_large(
@@ -133,11 +134,13 @@ def test_beside_a_long_context_tiles_are_large(
 
     Four tokens of a short prompt fit one tile of 16 rows, and five do not.
     """
-    pairs = 32 * 132 / 8
+    pairs, places = 32 * 132 / 8, 132 / 8
     found = dealer.deal(step((4999, 1), (0, 4), (0, 512)), 517)
-    assert found == Dealt(0, 0, 5004, 5000, 79, pairs * 512, 128 / 132)
+    taken = 5004 / places
+    assert found == pytest.approx(Dealt(0, 0, 5004, 5000, 79, pairs * 512, taken, taken / 64))
     found = dealer.deal(step((4999, 1), (0, 5), (0, 512)), 518)
-    assert found == Dealt(0, 0, 5000, 5000, 79, pairs * 512, 1.0)
+    taken = 5000 / places
+    assert found == pytest.approx(Dealt(0, 0, 5000, 5000, 79, pairs * 512, taken, taken / 64))
 
 
 def test_the_first_long_context_makes_the_launch_a_long_one(
@@ -221,13 +224,14 @@ def test_what_is_dealt_out_is_what_programs_do(
         split = PLAN.many_decodes if padded >= 32 else PLAN.few_decodes
         slots = max(1, split.programs // model.num_key_value_heads)
         chunks = _cut([min(one, model.sliding_window or one) for one in contexts], split, slots)
-        assert found == Dealt(len(chunks), slots * _busiest(chunks, slots) - sum(chunks), *[0] * 5)
+        assert found == Dealt(len(chunks), slots * _busiest(chunks, slots) - sum(chunks), *[0] * 6)
     else:
         assert found == pytest.approx(recounted(model, rows))
 
 
 def recounted(model: ModelShape, rows: Rows) -> Dealt:
-    """Two launches, each program of which is a tile of one KV head; the last tiles come first."""
+    """Two launches, each program of which is a tile of one KV head: contexts that are not cut in
+    the order of the batch, and tiles, of which the last come first."""
     heads, window = model.num_key_value_heads, model.sliding_window
     group = model.num_attention_heads // heads
     kind = PLAN.long if max(map(sum, rows)) > 4096 else PLAN.short
@@ -240,7 +244,7 @@ def recounted(model: ModelShape, rows: Rows) -> Dealt:
         for keys in tiles_of(start, n, kind.tall, group, window)
         for _ in range(heads)
     ]
-    busiest = _busiest(seen[::-1], max(1, kind.whole.programs // heads))
+    busiest = _busiest(seen, max(1, kind.whole.programs // heads))
     last = _busiest(programs[::-1], kind.tall.programs)
     return Dealt(
         num_chunks=0,
@@ -249,7 +253,8 @@ def recounted(model: ModelShape, rows: Rows) -> Dealt:
         busiest_kv_tokens=busiest,
         busiest_rounds=-(-busiest // kind.whole.keys),
         bound_pairs=last * kind.tall.programs * kind.tall.rows / group / heads,
-        occupied=min(1.0, len(programs) / kind.tall.programs),
+        taken_kv_tokens=sum(seen) * heads / kind.tall.programs,
+        taken_rounds=sum(seen) * heads / kind.tall.programs / kind.whole.keys,
     )
 
 

@@ -72,7 +72,8 @@ WITH_PLAN = {
     "merge_layer_s": 6e-6,
     "round_layer_s": 3e-7,
     "shared_kv_saved": 0.4,
-    "mixed_layer_s": 0.0,
+    "overlap_blend": 0.6,
+    "mixed_layer_s": 1e-5,
 }
 WITHOUT_PLAN = {**dict.fromkeys(WITH_PLAN, 0.0), "mixed_layer_s": 2e-5}
 NOT_SEEN = (

@@ -198,7 +198,6 @@ def test_a_real_run_is_fitted(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     dealt = load_profile(path=out)
     assert dealt.attention_plan == shipped
-    assert dealt.coefficients["mixed_layer_s"] == 0
     assert profile.coefficients["merge_layer_s"] == profile.coefficients["round_layer_s"] == 0
     both = CliRunner().invoke(
         app, ["fit", *(str(tmp_path / name) for name in ("run", "dealt")), "--out", str(out)]

@@ -22,8 +22,6 @@ Floats = NDArray[np.float64]
 
 _HOST_TIMES = ("inputs_step_s", "inputs_request_s", "launch_step_s", "launch_eager_layer_s")
 _ENGINE_TIMES = tuple(name for name in COEFFICIENTS if name not in FITTED_HERE)
-_WITHOUT_PLANS = ("mixed_layer_s",)
-"""What stands in for `OF_PLANS` there: one of the two kinds of steps takes longer."""
 _OF_SHARED_KV = ("shared_kv_saved",)
 """What no log tells in which nothing is shared."""
 _OF_OWN_HOSTS = ("inputs_mixed_s",)
@@ -52,7 +50,7 @@ def fit_prices(
     if not any(log.has_host for log in logs):
         known = {**known, **dict.fromkeys(_HOST_TIMES, 0.0)}
     has_plan = any(log.steps.dealt is not None for log in logs)
-    unknown = [*(_WITHOUT_PLANS if has_plan else OF_PLANS)]
+    unknown = [] if has_plan else [*OF_PLANS]
     if not any(log.steps.shared_kv_tokens.any() for log in logs):
         unknown += _OF_SHARED_KV
     if any(log.kernels_s is None for log in logs):
