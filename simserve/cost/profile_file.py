@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from simserve.cost.coefficients import COEFFICIENTS, OF_PLANS
 from simserve.cost.dealing import AttentionPlan
 from simserve.cost.features import UNITS
 from simserve.cost.regimes import REGIMES
-from simserve.cost.step_model import COEFFICIENTS, OF_PLANS
 from simserve.cost.step_work import SizeFactors
 from simserve.errors import ConfigError, Problem, UnknownNameError, did_you_mean
 

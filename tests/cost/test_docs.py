@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 
 from simserve.cost import step_model
+from simserve.cost.coefficients import COEFFICIENTS
 from simserve.cost.features import UNITS
 from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import Engine, Graphs, ProfileFile, profile_names
@@ -19,6 +20,6 @@ def test_the_page_names_every_feature_part_and_parameter(repo_root: Path) -> Non
         *(name for name in inspect.signature(ProfileCost).parameters if name.startswith("host")),
     ]
     fields = [*ProfileFile.model_fields, *Engine.model_fields, *Graphs.model_fields]
-    of_profiles = [*step_model.PARTS, *step_model.COEFFICIENTS, *profile_names(), *fields]
+    of_profiles = [*step_model.PARTS, *COEFFICIENTS, *profile_names(), *fields]
     for name in (*UNITS, *PARTS, *parameters, *of_profiles):
         assert f"`{name}`" in page, name

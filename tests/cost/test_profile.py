@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simserve.config.presets import load_gpu, load_model, model_names
+from simserve.cost.coefficients import COEFFICIENTS
 from simserve.cost.noise import ResidualNoise
 from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import load_profile, profile_names
-from simserve.cost.step_model import COEFFICIENTS, PARTS, blend
+from simserve.cost.step_model import PARTS, blend
 from simserve.errors import ConfigError, OutOfDomainError, UnknownNameError
 from simserve.types import Kind, StepRun, TraceRequest
 from tests.cost.columns import column

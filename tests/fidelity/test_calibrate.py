@@ -21,10 +21,10 @@ from simserve.config.build import build
 from simserve.config.executor import Real, Simulated
 from simserve.config.loader import LoadedConfig
 from simserve.config.presets import load_gpu, load_model
+from simserve.cost.coefficients import COEFFICIENTS
 from simserve.cost.dealing import AttentionPlan
 from simserve.cost.profile import ProfileCost
 from simserve.cost.profile_file import Graphs, ProfileFile, load_profile
-from simserve.cost.step_model import COEFFICIENTS
 from simserve.cost.step_work import NO_FACTORS, SizeFactors
 from simserve.errors import SimserveError
 from simserve.executor.real.bench import gpu as bench_gpu

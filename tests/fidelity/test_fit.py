@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from simserve.cli.main import app
 from simserve.cli.progress import waiting
+from simserve.cost.coefficients import COEFFICIENTS, OF_PLANS
 from simserve.cost.profile_file import ProfileFile, load_profile
-from simserve.cost.step_model import COEFFICIENTS, OF_PLANS
 from simserve.cost.step_work import SizeFactors
 from simserve.errors import TraceError
 from simserve.fidelity.fit.least_squares import fit_bounded, fit_non_negative

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.cost.coefficients import COEFFICIENTS, OF_PLANS
 from simserve.cost.profile_file import Graphs
-from simserve.cost.step_model import COEFFICIENTS, OF_PLANS
 from simserve.cost.step_work import SizeFactors
 from simserve.fidelity.fit.host import fit_host
 from simserve.fidelity.fit.prices import Prices

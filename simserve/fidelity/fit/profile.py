@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from simserve.cost.coefficients import COEFFICIENTS
 from simserve.cost.dealing import AttentionPlan
 from simserve.cost.profile_file import Clock, Engine, Graphs, LogFile, ProfileFile
-from simserve.cost.step_model import COEFFICIENTS
 from simserve.cost.step_work import SizeFactors
 from simserve.errors import TraceError
 from simserve.fidelity.fit.coefficients import fit_prices

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simserve.cost.coefficients import COEFFICIENTS
 from simserve.cost.dealing import Dealt
 from simserve.cost.profile_file import Graphs
-from simserve.cost.step_model import COEFFICIENTS, PARTS, Path, Sheet, rates, step_parts
+from simserve.cost.step_model import PARTS, Path, Sheet, rates, step_parts
 from simserve.cost.step_work import NO_FACTORS, SizeFactors, StepWork
 from simserve.errors import TraceError
 from simserve.fidelity.fit.least_squares import fit_bounded
