@@ -333,15 +333,6 @@ def host_table(report: Report) -> Iterable[str]:
     return table(report, "host_known")
 
 
-def step_table(report: Report) -> Iterable[str]:
-    """A row a regime of the steps that were held out of the fit."""
-    cells = [["steps", "number", "MAPE", "bias"]]
-    for regime, error in report["profile"]["errors"].items():
-        mape = f"{100 * error['mape']:.1f} %"
-        cells.append([regime, f"{error['num_steps']:,}", mape, percent(error["bias"])])
-    return markdown_table(cells)
-
-
 def judged(row: Mapping[str, Any]) -> str:
     text = f"{percent(row['error'])} ({100 * row['spread']:.1f})"
     return text if row["within"] else f"**{text}**"

@@ -16,7 +16,7 @@ def test_pages_and_results_agree() -> None:
 
 
 def test_a_changed_number_is_found(tmp_path: Path) -> None:
-    for folder in ("benchmarks", "docs"):
+    for folder in ("benchmarks", "docs", "simserve/presets/profiles"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     page = tmp_path / "docs" / "kernels.md"
     text = page.read_text()
@@ -29,7 +29,7 @@ def test_a_changed_number_is_found(tmp_path: Path) -> None:
 
 def test_every_table_has_a_place() -> None:
     script = (ROOT / "benchmarks" / "tables.py").read_text()
-    names = set(re.findall(r'^    "(.*?)": \("[\w.]+json"', script, re.M))
+    names = set(re.findall(r'^    "(.*?)": \(f?"[\w./{}-]+json"', script, re.M))
     pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     assert len(names) > 5
     assert names == set(re.findall(r"<!-- (.*): begin -->", pages))
