@@ -30,6 +30,7 @@ __all__ = [
     "UnknownNameError",
     "counted",
     "did_you_mean",
+    "why_unreadable",
 ]
 
 
@@ -47,6 +48,13 @@ def counted(number: int, noun: str) -> str:
     ('1 request', '2 requests')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def why_unreadable(error: Exception) -> str:
+    """What is wrong with a file, in words and without its path."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return getattr(error, "strerror", None) or str(error)
 
 
 class SimserveError(Exception):

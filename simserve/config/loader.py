@@ -20,7 +20,7 @@ from simserve.config.model_spec import plain_spec
 from simserve.config.overrides import Overrides, apply_overrides
 from simserve.config.resolve import resolve
 from simserve.config.yaml_text import parse_yaml
-from simserve.errors import ConfigError, PluginError, Problem, UnknownNameError
+from simserve.errors import ConfigError, PluginError, Problem, UnknownNameError, why_unreadable
 from simserve.types import GPU, ModelShape
 
 __all__ = [
@@ -175,7 +175,7 @@ def _text(path: Path) -> str:
             raise ConfigError([place.problem((), f"is larger than {_MAX_BYTES} bytes")])
         data = path.read_bytes()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = why_unreadable(error)
         raise ConfigError([place.problem((), f"cannot be read: {reason}")]) from None
     try:
         return data.decode("utf-8-sig")

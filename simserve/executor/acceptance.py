@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from simserve.errors import ConfigError, Problem
+from simserve.errors import ConfigError, Problem, why_unreadable
 
 __all__ = ["Accepted", "accepted_as_counted", "accepted_by_position", "read_acceptance"]
 
@@ -99,8 +99,7 @@ def read_acceptance(path: Path, num_speculative_tokens: int, seed: int) -> Accep
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _error(f"{path} cannot be read: {reason}") from None
+        raise _error(f"{path} cannot be read: {why_unreadable(error)}") from None
     if isinstance(said, list) and len(said) == 1:
         said = said[0]  # a summary.json of one run
     if not isinstance(said, dict):

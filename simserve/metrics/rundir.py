@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from simserve.errors import RunDirectoryError
+from simserve.errors import RunDirectoryError, why_unreadable
 from simserve.metrics.options import Scalar
 from simserve.metrics.result import RunFacts, RunResult
 from simserve.metrics.table_file import REQUESTS, STEPS, TableFiles
@@ -265,7 +265,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path}: cannot be read: {_why(error)}") from error
+        raise RunDirectoryError(f"{path}: cannot be read: {why_unreadable(error)}") from error
 
 
 def _read_json(path: Path) -> Any:
@@ -282,11 +282,4 @@ def _read_table(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise RunDirectoryError(f"{path}: cannot be read: {_why(error)}") from error
-
-
-def _why(error: Exception) -> str:
-    """What is wrong with a file, in words and without its path."""
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file"
-    return getattr(error, "strerror", None) or str(error)
+        raise RunDirectoryError(f"{path}: cannot be read: {why_unreadable(error)}") from error

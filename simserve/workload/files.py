@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, cast
 
-from simserve.errors import TraceError, did_you_mean
+from simserve.errors import TraceError, did_you_mean, why_unreadable
 from simserve.workload.rows import BadRow, Record, RowLog
 
 __all__ = ["csv_records", "file_sha256", "json_records", "read_head", "text_lines", "write_lines"]
@@ -41,8 +41,7 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
             with gzip.GzipFile(fileobj=file) as unzipped:
                 yield cast("IO[bytes]", unzipped)
     except _READ_ERRORS as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TraceError(f"{path}: cannot be read: {reason}") from error
+        raise TraceError(f"{path}: cannot be read: {why_unreadable(error)}") from error
 
 
 def read_head(path: Path, size: int = 1 << 16) -> str:

@@ -286,7 +286,7 @@ def test_aliases_that_nest_are_stopped(tmp_path: Path) -> None:
         load_config(file)
 
 
-@pytest.mark.parametrize(("name", "part"), [("none.yaml", "No such file"), (".", "directory")])
+@pytest.mark.parametrize(("name", "part"), [("none.yaml", "no such file"), (".", "directory")])
 def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         load_config(tmp_path / name)

@@ -17,7 +17,7 @@ from simserve.config.presets import load_gpu
 from simserve.cost.dealing import AttentionPlan
 from simserve.cost.profile_file import Engine, Graphs, ProfileFile
 from simserve.cost.step_model import Sheet, sheet
-from simserve.errors import SimserveError
+from simserve.errors import SimserveError, why_unreadable
 from simserve.fidelity.fit.host import engine_seconds
 from simserve.fidelity.fit.own_host import own_host
 from simserve.fidelity.fit.profile import fit_profile
@@ -126,7 +126,11 @@ def read_calibration(path: Path) -> Calibration:
         SimserveError: the file cannot be read, or is another one.
     """
     try:
-        document = json.loads(gzip.decompress(path.read_bytes()))
+        content = path.read_bytes()
+    except OSError as error:
+        raise SimserveError(f"{path}: cannot be read: {why_unreadable(error)}") from error
+    try:
+        document = json.loads(gzip.decompress(content))
         if document.pop("schema_version") != _VERSION:
             raise ValueError("another schema_version")
         plan = document.get("attention_plan")
@@ -138,7 +142,7 @@ def read_calibration(path: Path) -> Calibration:
             graphs=Graphs(**document["graphs"]),
             attention_plan=AttentionPlan(**plan) if plan else None,
         )
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (gzip.BadGzipFile, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SimserveError(f"{path}: cannot read these measured steps: {error!r}") from error
 
 

@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simserve.errors import RunDirectoryError
+from simserve.errors import RunDirectoryError, why_unreadable
 from simserve.fidelity.compare.step_shapes import StepShapes
 from simserve.fidelity.logs.measured import METRICS, STATISTICS, measured_log
 from simserve.fidelity.logs.vllm_log import StepLog, read_vllm_log
@@ -149,7 +149,7 @@ def _from_file(path: Path) -> Result:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_float)
     except (OSError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
+        raise RunDirectoryError(f"{path}: cannot be read: {why_unreadable(error)}") from error
     except (ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path}: is not JSON: {error}") from error
     if isinstance(content, list) and len(content) == 1:

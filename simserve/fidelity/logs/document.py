@@ -7,7 +7,7 @@ import json
 import zlib
 from pathlib import Path
 
-from simserve.errors import TraceError
+from simserve.errors import TraceError, why_unreadable
 
 __all__ = ["load_document"]
 
@@ -19,6 +19,10 @@ def load_document(path: Path) -> object:
         TraceError: it cannot be read, or is none.
     """
     try:
-        return json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {why_unreadable(error)}") from error
+    try:
+        return json.loads(gzip.decompress(content))
+    except (gzip.BadGzipFile, ValueError, EOFError, RecursionError, zlib.error) as error:
         raise TraceError(f"{path}: not a gzipped JSON file: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simserve.config.presets import gpu_names, model_names
-from simserve.errors import TraceError
+from simserve.errors import TraceError, why_unreadable
 from simserve.fidelity.logs.loaded_log import LoadedLog
 from simserve.fidelity.logs.observations import Observations
 from simserve.fidelity.logs.run_steps import StepRows, step_counts
@@ -56,7 +56,7 @@ def load_forward_results(
         content = path.read_bytes()
         document = json.loads(content)
     except (OSError, ValueError) as error:
-        raise TraceError(f"{path}: cannot read these results: {error}") from error
+        raise TraceError(f"{path}: cannot read these results: {why_unreadable(error)}") from error
     if is_vllm_log(document):
         raise TraceError(f"{path}: is a step log; those are gzipped, and end in .json.gz")
     facts = _facts(document)
