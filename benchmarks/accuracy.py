@@ -80,6 +80,7 @@ FEWEST_STEPS = 50
 
 
 def main() -> None:
+    """Fit, simulate and judge the logs of a folder, and write all errors."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     logs = [read_vllm_log(path) for path in sorted(parser.parse_args().folder.glob("*.json.gz"))]

@@ -86,6 +86,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    """Run or read the runs, simulate and judge each workload, and write the report."""
     arguments = parse()
     if arguments.again:
         report = json.loads(arguments.again.read_text())
@@ -105,6 +106,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

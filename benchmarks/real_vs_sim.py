@@ -42,6 +42,7 @@ SHADOW = "executor.shadow={cost: {kind: roofline}}"
 
 
 def main() -> None:
+    """Run each workload for real and simulated, and write the report after each."""
     arguments = parse()
     report: dict[str, Any] = {
         "command": command(arguments),
@@ -57,6 +58,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
