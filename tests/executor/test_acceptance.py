@@ -94,5 +94,5 @@ def test_a_file_that_says_nothing(tmp_path: Path, text: str, words: str) -> None
     file.write_text(text)
     with pytest.raises(ConfigError, match=rf"acceptance_file: .*{words}"):
         read_acceptance(file, 2, seed=5)
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         read_acceptance(tmp_path / "nowhere.json", 2, seed=5)
